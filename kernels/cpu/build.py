@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,32 +24,42 @@ FIX = "or use compile: off"
 @dataclass(frozen=True, slots=True)
 class Vectors:
     """The vector units that the kernels are built for: `count` vectors of `lanes` floats make a
-    panel."""
+    panel. `has_byte_dots`: one instruction multiplies bytes and adds four products a lane."""
 
     lanes: int
     count: int
     flags: tuple[str, ...] = ()
+    has_byte_dots: bool = False
 
     @property
     def panel(self) -> int:
         """Columns of a panel."""
         return self.lanes * self.count
 
+    @property
+    def widening(self) -> Vectors:
+        """The same without dot products of bytes: integer codes are widened."""
+        return replace(self, has_byte_dots=False)
+
 
 # By torch's name of the CPU capability (the variable ATEN_CPU_CAPABILITY overrides it). Explicit
 # instead of `native`, because machines with a shared home share the cache.
+AVX512_FLAGS = "-mavx512f", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512"
 BY_CAPABILITY = {
-    "AVX512": Vectors(
-        16, 4, ("-mavx512f", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512")
-    ),
+    "AVX512": Vectors(16, 4, AVX512_FLAGS),
     "AVX2": Vectors(8, 2, ("-mavx2", "-mfma")),
 }
+AVX512_VNNI = Vectors(16, 4, (*AVX512_FLAGS, "-mavx512vnni"), has_byte_dots=True)
 OTHER = Vectors(4, 2)
 
 
 def vectors() -> Vectors:
     """The number and width of vectors that this processor's build uses."""
-    return BY_CAPABILITY.get(torch.backends.cpu.get_cpu_capability(), OTHER)
+    capability = torch.backends.cpu.get_cpu_capability()
+    # torch has no public name of this.
+    if capability == "AVX512" and torch.cpu._is_vnni_supported():  # noqa: SLF001
+        return AVX512_VNNI
+    return BY_CAPABILITY.get(capability, OTHER)
 
 
 def library_path(folder: Path) -> Path:

@@ -14,8 +14,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..small_codes import E4M3_SHIFT, LARGEST_E4M3_SCALE, LARGEST_UINT4, e2m1_codes
+from .build import Vectors
 
 NOTHING = torch.empty(0)
+# Inputs of a chunk of `kernels/cpu/source/byte_dots.h`, and of a lane of its dot products.
+CHUNK, DEEP = 32, 4
+# The codes that stand for 0 in it.
+ZERO_OF_4_BITS, ZERO_OF_8_BITS = 8, 128
 
 
 class PackedWeight(NamedTuple):
@@ -30,6 +35,15 @@ class PackedWeight(NamedTuple):
     groups  int32 [inputs]  the group of each input
     minima  float32 [panels, groups, panel]  in place of zeros: value = code * scale + minimum; of
             int8 and of codes of 4 bits, whose products with their scales are exact
+
+    For dot products of bytes (`kernels/cpu/source/byte_dots.h`), with panels of two vectors:
+
+    codes   uint8 [panels, chunks, dots, bytes]  four inputs of each column of a panel. Of 4 bits,
+            low ones are of the first vector of columns, high ones of the second
+    scales  float16 if it has all of them and all minima, else float32; minima likewise
+    zeros   none where all are 128, or 8 of 4 bits; nor beside minima of int8, whose codes are
+            128 more here
+    groups  int32 [chunks]
     """
 
     codes: Tensor
@@ -41,8 +55,12 @@ class PackedWeight(NamedTuple):
     @property
     def kind(self) -> str:
         """Of the numbers, for display."""
-        if self.codes.dtype == torch.uint8 and self.codes.shape[-1] * 2 == self.scales.shape[-1]:
+        columns = self.scales.shape[-1]
+        whole = columns if self.codes.dim() == 3 else columns * CHUNK
+        if self.codes.dtype == torch.uint8 and self.codes[0, 0].numel() * 2 == whole:
             return "uint4"
+        if self.codes.dtype == torch.uint8:
+            return "int8"
         return str(self.codes.dtype).removeprefix("torch.")
 
 
@@ -68,11 +86,11 @@ def pack_weights(weights: Sequence[Tensor], panel: int) -> PackedWeight:
 
 
 def pack_quantized(
-    codes: Tensor, scales: Tensor, zeros: Tensor | None, group_of: Tensor, panel: int,
+    codes: Tensor, scales: Tensor, zeros: Tensor | None, group_of: Tensor, wanted: Vectors,
     minima: Tensor | None = None, *, narrow: bool = True,
 ) -> PackedWeight | None:  # fmt: skip
-    """A quantised weight whose products have the bits of its float32 values, (code - zero) * scale
-    or code * scale + minimum.
+    """A quantised weight, (code - zero) * scale or code * scale + minimum: for dot products of
+    bytes where these know it, else so that products have the bits of its float32 values.
 
     codes     int8, uint8 or FP8 [outputs, inputs]
     scales    float32 [outputs, groups], and zeros and minima too; None: 0
@@ -81,8 +99,19 @@ def pack_quantized(
 
     None if the kernels do not know these numbers: FP8 other than e4m3 or with zero points or large
     scales, zero points that are not integers in the codes' range, minima of other than int8 and of
-    codes of 4 bits or beside scales whose products with codes are not exact in float32.
+    codes of 4 bits, and where these are widened, beside scales whose products with codes are not
+    exact in float32.
     """
+    is_integer = codes.dtype in (torch.int8, torch.uint8)
+    if wanted.has_byte_dots and is_integer and _are_chunks(group_of):
+        return _pack_for_dots(codes, scales, zeros, group_of, wanted.lanes, minima, narrow=narrow)
+    return _pack_for_widening(codes, scales, zeros, group_of, wanted.panel, minima, narrow=narrow)
+
+
+def _pack_for_widening(
+    codes: Tensor, scales: Tensor, zeros: Tensor | None, group_of: Tensor, panel: int,
+    minima: Tensor | None, *, narrow: bool,
+) -> PackedWeight | None:  # fmt: skip
     if minima is not None:
         is_small = narrow and codes.dtype == torch.uint8 and codes.max() <= LARGEST_UINT4
         is_known = zeros is None and (is_small or codes.dtype == torch.int8)
@@ -104,7 +133,7 @@ def pack_quantized(
         zeros = torch.zeros_like(scales) if zeros is None else zeros
         if codes.dtype == torch.int8:
             # Both 128 more, which is exact, and so is their difference.
-            codes, zeros = codes.view(torch.uint8) ^ 128, zeros + 128
+            codes, zeros = codes.view(torch.uint8) ^ ZERO_OF_8_BITS, zeros + ZERO_OF_8_BITS
         if not torch.equal(zeros.byte().float(), zeros):
             return None
         packed = _panels(codes, panel)
@@ -129,6 +158,49 @@ def _float_panels(
     if scales.abs().max() > LARGEST_E4M3_SCALE:
         return None
     return _panels(codes.view(torch.uint8), panel).view(codes.dtype), scales * E4M3_SHIFT
+
+
+def _are_chunks(group_of: Tensor) -> bool:
+    """Whether the inputs of each chunk are of one group."""
+    return all(bool((chunk == chunk[0]).all()) for chunk in group_of.split(CHUNK))
+
+
+def _pack_for_dots(
+    codes: Tensor, scales: Tensor, zeros: Tensor | None, group_of: Tensor, lanes: int,
+    minima: Tensor | None, *, narrow: bool,
+) -> PackedWeight | None:  # fmt: skip
+    is_small = narrow and codes.dtype == torch.uint8 and bool(codes.max() <= LARGEST_UINT4)
+    if minima is not None and (zeros is not None or not (is_small or codes.dtype == torch.int8)):
+        return None
+    if codes.dtype == torch.int8:
+        codes = codes.view(torch.uint8) ^ ZERO_OF_8_BITS
+        zeros = None if zeros is None else zeros + ZERO_OF_8_BITS
+    elif minima is None:
+        zeros = torch.zeros_like(scales) if zeros is None else zeros
+    if zeros is not None and not torch.equal(zeros.byte().float(), zeros):
+        return None
+    if zeros is not None and (zeros == (ZERO_OF_4_BITS if is_small else ZERO_OF_8_BITS)).all():
+        zeros = None
+    columns, numbers = 2 * lanes, [scales] if minima is None else [scales, minima]
+    half = [one.half() for one in numbers]
+    if all(torch.equal(small.float(), one) for small, one in zip(half, numbers, strict=True)):
+        numbers = half
+    packed = [_panels(one, columns) for one in numbers]
+    return PackedWeight(
+        _for_dots(codes, lanes, in_halves=is_small), packed[0],
+        NOTHING if zeros is None else _panels(zeros.byte(), columns), group_of[::CHUNK].int(),
+        NOTHING if minima is None else packed[1],
+    )  # fmt: skip
+
+
+def _for_dots(codes: Tensor, lanes: int, *, in_halves: bool) -> Tensor:
+    """uint8 [outputs, inputs] -> [panels, chunks, dots, bytes], padded with zeros."""
+    outputs, inputs = codes.shape
+    padded = pad(codes, (0, -inputs % CHUNK, 0, -outputs % (2 * lanes)))
+    blocks = padded.view(-1, 2, lanes, padded.shape[1] // CHUNK, CHUNK // DEEP, DEEP)
+    first, second = blocks.permute(1, 0, 3, 4, 2, 5).flatten(-2)
+    packed = first | second << 4 if in_halves else torch.cat([first, second], dim=-1)
+    return packed.contiguous()
 
 
 def _has_exact_products(scales: Tensor, bits: int) -> bool:

@@ -290,7 +290,7 @@ def _packed(weights: Sequence[Tensor | QuantizedWeight]) -> PackedWeight | None:
     if joined is None:
         return None
     packed = pack_quantized(
-        joined.codes, joined.scales, joined.zeros, joined.group_of, panel, joined.minima
+        joined.codes, joined.scales, joined.zeros, joined.group_of, vectors(), joined.minima
     )
     return packed or pack_weights([dequantized(joined).t()], panel)
 

@@ -230,11 +230,12 @@ def _of_rows(part: ExpertPart, rows: Tensor) -> ExpertPart:
 
 
 def _packed(part: ExpertPart, *, narrow: bool = True) -> PackedWeight:
-    panel = vectors().panel
+    # The kernel of experts takes panels of inputs.
+    wanted = vectors().widening
     if isinstance(part, Tensor):
-        return pack_weights([part.t()], panel)
+        return pack_weights([part.t()], wanted.panel)
     packed = pack_quantized(
-        part.codes, part.scales, part.zeros, part.group_of, panel, part.minima, narrow=narrow
+        part.codes, part.scales, part.zeros, part.group_of, wanted, part.minima, narrow=narrow
     )
     return packed or _packed(part.dequantized(torch.float32))
 

@@ -218,7 +218,8 @@ class _Stored:
         return self.kept_bytes(sources, experts.shape)
 
     def kept_bytes(self, name: str, shape: torch.Size) -> int:
-        """Of a linear layer's weight, without what fills up a last panel or tile."""
+        """Of a linear layer's weight, without what fills up a last panel or tile. Scales count 32
+        bits, though some are kept in 16."""
         if name in self.modules:
             return _quantized_bytes(shape, self.modules[name], self.headers)
         stored = self._stored(name)

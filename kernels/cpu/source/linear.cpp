@@ -1,6 +1,7 @@
 // A product with a matrix that lies in panels of PANEL columns, [panels, inputs, PANEL], the last
 // one padded with zeros. Weights of 4, 8 and 16 bits are widened in registers, so that their sums are
-// those of the same weights in 32 bits, with fewer bytes to read.
+// those of the same weights in 32 bits, with fewer bytes to read. Integers of 4 and 8 bits have
+// another form on processors with dot products of bytes (`byte_dots.cpp`).
 //
 // A row's sums run over the inputs in order, with one rounding each, for any number of rows and
 // threads. So a row's result is bitwise independent of the other rows. Few rows are bound by
@@ -11,9 +12,11 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
 #include <tuple>
 
+#include "byte_dots.h"
 #include "team.h"
 #include "vectors.h"
 
@@ -29,6 +32,9 @@ constexpr int64_t AHEAD = 16;
 // Least number of multiplications for a thread.
 constexpr int64_t GRAIN = 1 << 16;
 
+// Least number of chunks of rows that a thread splits into digits.
+constexpr int64_t SPLIT_GRAIN = 512;
+
 constexpr int64_t CACHE_LINE = 64;
 
 constexpr bool has_zeros(Kind kind) { return kind == Kind::UINT8 || kind == Kind::UINT4; }
@@ -39,9 +45,15 @@ constexpr bool has_minima(Kind kind) {
 
 constexpr bool is_quantized(Kind kind) { return kind > Kind::BFLOAT16; }
 
-// Bytes of PANEL numbers.
+constexpr bool has_dots(Kind kind) { return kind == Kind::DOT8 || kind == Kind::DOT4; }
+
+constexpr int64_t panel_of(Kind kind) { return has_dots(kind) ? DOT_COLUMNS : PANEL; }
+
+// Bytes of PANEL numbers, or of a chunk of a panel.
 constexpr int64_t row_bytes(Kind kind) {
   switch (kind) {
+    case Kind::DOT8:
+    case Kind::DOT4: return chunk_bytes(kind);
     case Kind::FLOAT32: return PANEL * 4;
     case Kind::BFLOAT16: return PANEL * 2;
     case Kind::E2M1:
@@ -67,11 +79,12 @@ struct Panel {
   Panel(const Weight& weight, int64_t inputs, int64_t panel, int64_t first)
       : codes(weight.codes + (panel * inputs + first) * row_bytes(K)) {
     if constexpr (is_quantized(K)) {
-      scales = weight.scales + panel * weight.num_groups * PANEL;
+      scales = static_cast<const float*>(weight.scales) + panel * weight.num_groups * PANEL;
       groups = weight.groups + first;
     }
     if constexpr (has_zeros(K)) zeros = weight.zeros + panel * weight.num_groups * PANEL;
-    if constexpr (has_minima(K)) minima = weight.minima + panel * weight.num_groups * PANEL;
+    if constexpr (has_minima(K))
+      minima = static_cast<const float*>(weight.minima) + panel * weight.num_groups * PANEL;
   }
 
   // Those of input k from there on, in float32. Always inline, so that a group stays in registers.
@@ -126,16 +139,6 @@ struct Panel {
       if constexpr (has_minima(K)) minimum[v] = load(minima + next * PANEL + v * LANES);
     }
   }
-};
-
-// A product with one of the weights; `out` and `residual` are of its first output.
-struct Part {
-  const float* x;
-  Weight weight;
-  float* out;
-  int64_t rows, inputs, outputs;
-  int64_t stride;  // from row to row of `out` and `residual`
-  const float *bias, *residual;
 };
 
 // Adds the products with the inputs from `first` to before `last`, whose weights `weights` begins
@@ -213,10 +216,13 @@ void add_panel_of(const Part& p, int64_t panel) {
     case Kind::UINT8: return add_panel<Kind::UINT8>(p, panel);
     case Kind::UINT4: return add_panel<Kind::UINT4>(p, panel);
     case Kind::UINT4_MINIMA: return add_panel<Kind::UINT4_MINIMA>(p, panel);
+    case Kind::DOT8:
+    case Kind::DOT4: return multiply_panel(p, panel);
   }
 }
 
 Kind kind_of(const at::Tensor& codes, const at::Tensor& minima) {
+  if (codes.dim() == 4) return codes.size(3) == DOT_COLUMNS * 4 ? Kind::DOT8 : Kind::DOT4;
   switch (codes.scalar_type()) {
     case at::kFloat: return Kind::FLOAT32;
     case at::kBFloat16: return Kind::BFLOAT16;
@@ -244,25 +250,30 @@ Weight Weight::of(at::TensorList parts, int64_t inputs, int64_t outputs) {
   TORCH_CHECK(parts.size() == PARTS);
   const auto& [codes, scales, zeros, groups, minima] =
       std::tie(parts[0], parts[1], parts[2], parts[3], parts[4]);
-  TORCH_CHECK(codes.dim() == 3 && codes.is_contiguous());
+  TORCH_CHECK((codes.dim() == 3 || codes.dim() == 4) && codes.is_contiguous());
   const Kind kind = kind_of(codes, minima);
-  const int64_t panels = (outputs + PANEL - 1) / PANEL;
-  TORCH_CHECK(codes.size(0) == panels && codes.size(1) == inputs &&
-              codes.size(2) * codes.element_size() == row_bytes(kind));
+  const int64_t panel = panel_of(kind), panels = (outputs + panel - 1) / panel;
+  // What lies one behind the other in a panel.
+  const int64_t length = has_dots(kind) ? chunks_of(inputs) : inputs;
+  TORCH_CHECK(codes.size(0) == panels && codes.size(1) == length &&
+              int64_t(codes.nbytes()) == panels * length * row_bytes(kind));
   Weight weight{kind, static_cast<const uint8_t*>(codes.const_data_ptr())};
   if (!draftline::is_quantized(kind)) return weight;
   TORCH_CHECK(scales.dim() == 3 && scales.is_contiguous() && scales.size(0) == panels &&
-              scales.size(2) == PANEL && groups.is_contiguous() && groups.numel() == inputs);
-  weight.scales = scales.const_data_ptr<float>();
+              scales.size(2) == panel && groups.is_contiguous() && groups.numel() == length);
+  weight.scales = scales.const_data_ptr();
   weight.groups = groups.const_data_ptr<int32_t>();
   weight.num_groups = scales.size(1);
-  if (has_zeros(kind)) {
+  weight.has_half_scales = has_dots(kind) && scales.scalar_type() == at::kHalf;
+  TORCH_CHECK(weight.has_half_scales || scales.scalar_type() == at::kFloat);
+  if (has_zeros(kind) || (has_dots(kind) && zeros.numel())) {
     TORCH_CHECK(zeros.is_contiguous() && zeros.sizes() == scales.sizes());
     weight.zeros = zeros.const_data_ptr<uint8_t>();
   }
-  if (has_minima(kind)) {
-    TORCH_CHECK(minima.is_contiguous() && minima.sizes() == scales.sizes());
-    weight.minima = minima.const_data_ptr<float>();
+  if (has_minima(kind) || (has_dots(kind) && minima.numel())) {
+    TORCH_CHECK(minima.is_contiguous() && minima.sizes() == scales.sizes() &&
+                minima.scalar_type() == scales.scalar_type());
+    weight.minima = minima.const_data_ptr();
   }
   return weight;
 }
@@ -282,20 +293,30 @@ Weights Weights::of(at::TensorList tensors, int64_t inputs, at::IntArrayRef outp
 }
 
 void multiply(const Product& product) {
+  const Weights& weights = product.weights;
+  const int64_t rows = product.rows, chunks = chunks_of(product.inputs);
+  std::unique_ptr<Digits[]> digits;
+  if (std::any_of(weights.parts, weights.parts + weights.count,
+                  [](const Weight& weight) { return has_dots(weight.kind); })) {
+    digits = std::make_unique_for_overwrite<Digits[]>(rows * chunks);
+    parallel(chunks, SPLIT_GRAIN / std::max<int64_t>(rows, 1) + 1, [&](int64_t begin, int64_t end) {
+      split_inputs(product.x, rows, product.inputs, begin, end, digits.get());
+    });
+  }
   Part parts[Weights::MOST];
   // Of each part, the first panel among those of all.
   int64_t starts[Weights::MOST + 1] = {}, first = 0;
-  for (int64_t i = 0; i < product.weights.count; ++i) {
-    const int64_t outputs = product.weights.outputs[i];
+  for (int64_t i = 0; i < weights.count; ++i) {
+    const int64_t outputs = weights.outputs[i], panel = panel_of(weights.parts[i].kind);
     const auto from = [&](const float* all) { return all ? all + first : nullptr; };
-    parts[i] = {product.x,       product.weights.parts[i], product.out + first, product.rows,
-                product.inputs,  outputs,                  product.outputs,
-                from(product.bias), from(product.residual)};
-    starts[i + 1] = starts[i] + (outputs + PANEL - 1) / PANEL;
+    parts[i] = {product.x, digits.get(), weights.parts[i], product.out + first, rows,
+                product.inputs, outputs, product.outputs, from(product.bias),
+                from(product.residual)};
+    starts[i + 1] = starts[i] + (outputs + panel - 1) / panel;
     first += outputs;
   }
-  const int64_t work = PANEL * product.inputs * std::max<int64_t>(product.rows, 1);
-  const int64_t panels = starts[product.weights.count];
+  const int64_t work = PANEL * product.inputs * std::max<int64_t>(rows, 1);
+  const int64_t panels = starts[weights.count];
   parallel(panels, (GRAIN + work - 1) / work, [&](int64_t begin, int64_t end) {
     int64_t part = 0;
     for (int64_t panel = begin; panel < end; ++panel) {

@@ -9,19 +9,33 @@
 namespace draftline {
 
 // How the numbers of a packed weight are kept. Those after BFLOAT16 are codes of a quantised weight.
-enum class Kind { FLOAT32, BFLOAT16, INT8, INT8_MINIMA, E4M3, E2M1, UINT8, UINT4, UINT4_MINIMA };
+enum class Kind {
+  FLOAT32,
+  BFLOAT16,
+  INT8,
+  INT8_MINIMA,
+  E4M3,
+  E2M1,
+  UINT8,
+  UINT4,
+  UINT4_MINIMA,
+  // By `byte_dots.h`.
+  DOT8,
+  DOT4
+};
 
 // A packed weight, as `kernels/cpu/packed_linear.py` describes it.
 struct Weight {
   Kind kind;
   const uint8_t* codes;  // [panels, inputs, PANEL] of the kind
   // Of quantised weights: [panels, groups, PANEL], zeros of UINT8 and UINT4 alone, minima of
-  // the kinds that are named so.
-  const float* scales = nullptr;
+  // the kinds that are named so. DOT8 and DOT4 have one of these or none.
+  const void* scales = nullptr;
   const uint8_t* zeros = nullptr;
-  const float* minima = nullptr;
-  const int32_t* groups = nullptr;  // [inputs]
+  const void* minima = nullptr;
+  const int32_t* groups = nullptr;  // [inputs], of DOT8 and DOT4 [chunks]
   int64_t num_groups = 0;
+  bool has_half_scales = false;  // float16 scales and minima; else float32
 
   // Of its tensors, for so many inputs and outputs.
   static Weight of(at::TensorList parts, int64_t inputs, int64_t outputs);

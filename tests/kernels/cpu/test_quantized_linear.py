@@ -1,10 +1,14 @@
-"""Products with quantised weights have, bit by bit, the sums of their float32 values."""
+"""Products with quantised weights: widened ones have, bit by bit, the sums of their float32 values;
+those by dot products of bytes are no less exact."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
-from draftline.kernels.cpu.build import vectors
+from draftline.kernels.cpu.build import Vectors, vectors
 from draftline.kernels.cpu.packed_linear import (
     PackedWeight,
     pack_quantized,
@@ -26,6 +30,10 @@ KEPT = {
     "int8 with minima": torch.int8, "e2m1": torch.float4_e2m1fn_x2,
 }  # fmt: skip
 GROUPS = ["32", "128", "one", "scattered"]
+# The kernels have both forms on every processor; which one is packed is chosen by speed.
+WIDENED = vectors().widening
+BY_DOTS = replace(vectors(), has_byte_dots=True)
+INTEGERS = [kind for kind in KEPT if kind not in ("e4m3", "e2m1")]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,9 +41,9 @@ def built() -> None:
     load_cpu_kernels()
 
 
-def packed(weight: QuantizedWeight) -> PackedWeight:
+def packed(weight: QuantizedWeight, form: Vectors = WIDENED) -> PackedWeight:
     found = pack_quantized(
-        weight.codes, weight.scales, weight.zeros, weight.group_of, vectors().panel, weight.minima
+        weight.codes, weight.scales, weight.zeros, weight.group_of, form, weight.minima
     )
     assert found is not None
     return found
@@ -58,19 +66,118 @@ def test_sums_are_those_of_the_values_bit_by_bit(kind: str, groups: str) -> None
             assert torch.equal(packed_linear(x, small, outputs), packed_linear(x, wide, outputs))
 
 
+def values_of(weight: QuantizedWeight) -> Tensor:
+    """float64 [inputs, outputs]"""
+    zeros, minima = (
+        0 if one is None else one.double()[:, weight.group_of]
+        for one in (weight.zeros, weight.minima)
+    )
+    scales = weight.scales.double()[:, weight.group_of]
+    return ((weight.codes.double() - zeros) * scales + minima).t()
+
+
+def rows_of(kind: str, inputs: int) -> Tensor:
+    x = torch.randn(7, inputs)
+    match kind:
+        case "equal":
+            return torch.full_like(x, 1 + 2**-23)
+        case "just below a power of two":
+            return x.sign() * (2 - 2**-23)
+        case "one large of 32":
+            x[:, 5::32] *= 1000
+        case "of all sizes":
+            x *= torch.exp2(torch.randint(-30, 30, (inputs,)))
+        case "tiny":
+            x *= 2.0**-90
+        case "huge":
+            x *= 2.0**100
+    return x
+
+
+# The error beside that of float32 sums.
+MOST_OF_FLOAT32 = {
+    "normal": 0.8, "equal": 0.8, "just below a power of two": 0.8, "tiny": 0.8, "huge": 0.8,
+    "one large of 32": 1.5, "of all sizes": 1.5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("inputs_are", MOST_OF_FLOAT32)
+@pytest.mark.parametrize("groups", GROUPS[:3])
+@pytest.mark.parametrize("kind", INTEGERS)
+def test_dots_of_bytes_are_as_exact_as_float32(kind: str, groups: str, inputs_are: str) -> None:
+    torch.manual_seed(2)
+    weight, x = quantized(kind, groups, 600, 130), rows_of(inputs_are, 600)
+    small, exact = packed(weight, BY_DOTS), x.double() @ values_of(weight)
+    assert small.codes.dim() > packed(weight).codes.dim()
+    found, wide = packed_linear(x, small, 130), packed_linear(x, packed(weight), 130)
+    assert (found - exact).norm() < MOST_OF_FLOAT32[inputs_are] * (wide - exact).norm()
+
+
+@pytest.mark.parametrize("kind", ["4 bits", "int8"])
+def test_dots_of_bytes_round_a_chunk_to_24_bits(kind: str) -> None:
+    weight = quantized(kind, "32", 96, 40)
+    x = torch.randn(3, 96)
+    x[:, 40] = 2.0**20
+    errors = (packed_linear(x, packed(weight, BY_DOTS), 40) - x.double() @ values_of(weight)).abs()
+    # Of the inputs beside the large one, even where its own weight is 0.
+    assert (errors <= 2.0**20 * 2**-22 * values_of(weight)[32:64].abs().sum(0) * 1.1).all()
+
+
+@pytest.mark.parametrize("wrong", [math.inf, -math.inf, math.nan])
+def test_rows_that_are_not_finite_stay_so_alone(wrong: float) -> None:
+    weight = packed(quantized("4 bits with minima", "32", 160, 40), BY_DOTS)
+    x = torch.randn(3, 160)
+    expected = packed_linear(x, weight, 40)
+    x[1, 70] = wrong
+    found = packed_linear(x, weight, 40)
+    assert found[1].isnan().all()
+    assert torch.equal(found[::2], expected[::2])
+
+
+def test_rows_of_zeros_give_zeros() -> None:
+    for kind in INTEGERS:
+        weight = packed(quantized(kind, "32", 70, 40), BY_DOTS)
+        assert not packed_linear(torch.zeros(2, 70), weight, 40).any()
+
+
 def test_4_bits_take_half_a_byte() -> None:
     panel = vectors().panel
-    for codes, kind in (("4 bits", "uint4"), ("e2m1", "float4_e2m1fn_x2")):
-        small = packed(quantized(codes, "one", 300, 2 * panel))
-        assert small.codes.nbytes == 300 * panel
-        assert small.kind == kind
-    assert packed(quantized("uint8", "one", 300, panel)).codes.nbytes == 300 * panel
+    for form in (WIDENED, BY_DOTS):
+        small = packed(quantized("4 bits", "one", 320, 2 * panel), form)
+        assert small.codes.nbytes == 320 * panel
+        assert small.kind == "uint4"
+        large = packed(quantized("uint8", "one", 320, panel), form)
+        assert large.codes.nbytes == 320 * panel
+        assert large.kind == "int8"
+    floats = packed(quantized("e2m1", "one", 320, 2 * panel))
+    assert floats.codes.nbytes == 320 * panel
+    assert floats.kind == "float4_e2m1fn_x2"
 
 
+def test_scales_of_16_bits_stay_in_16_bits() -> None:
+    weight = quantized("4 bits with minima", "32", 64, 70)
+    assert packed(weight, BY_DOTS).scales.dtype == torch.float32
+    assert weight.minima is not None
+    halves = replace(weight, minima=weight.minima.half().float())
+    small = packed(halves, BY_DOTS)
+    assert small.scales.dtype == small.minima.dtype == torch.float16
+    x = torch.randn(2, 64)
+    in_float = small._replace(scales=small.scales.float(), minima=small.minima.float())
+    assert torch.equal(packed_linear(x, small, 70), packed_linear(x, in_float, 70))
+
+
+def test_zero_points_in_the_middle_are_not_stored() -> None:
+    for kind, zero in (("4 bits", 8), ("uint8", 128), ("4 bits", 7)):
+        weight = quantized(kind, "32", 64, 70)
+        middle = replace(weight, zeros=torch.full_like(weight.scales, zero))
+        assert (packed(middle, BY_DOTS).zeros.numel() > 0) == (zero == 7)
+
+
+@pytest.mark.parametrize("form", [WIDENED, BY_DOTS])
 @pytest.mark.parametrize("kind", KEPT)
-def test_neither_company_nor_threads_change_a_row(kind: str) -> None:
+def test_neither_company_nor_threads_change_a_row(kind: str, form: Vectors) -> None:
     torch.manual_seed(1)
-    weight, x = packed(quantized(kind, "32", 600, 1000)), torch.randn(13, 600)
+    weight, x = packed(quantized(kind, "32", 600, 1000), form), torch.randn(70, 600)
     together = packed_linear(x, weight, 1000)
     try:
         for threads in (1, 4):
@@ -94,12 +201,13 @@ def test_neither_company_nor_threads_change_a_row(kind: str) -> None:
         (torch.ones(4, 8, dtype=torch.int8), 1.0, 200.0),
     ],
 )
+@pytest.mark.parametrize("form", [WIDENED, BY_DOTS])
 def test_numbers_that_the_kernels_do_not_know_are_not_packed(
-    codes: Tensor, scale: float, zero: float | None
+    codes: Tensor, scale: float, zero: float | None, form: Vectors
 ) -> None:
     zeros = None if zero is None else torch.full((4, 1), zero)
     groups = torch.zeros(8, dtype=torch.int64)
-    assert pack_quantized(codes, torch.full((4, 1), scale), zeros, groups, 64) is None
+    assert pack_quantized(codes, torch.full((4, 1), scale), zeros, groups, form) is None
 
 
 @pytest.mark.parametrize("codes", [torch.uint8, torch.int8])
@@ -108,15 +216,20 @@ def test_minima_beside_scales_of_24_bits_are_not_packed(codes: torch.dtype) -> N
     minima = torch.ones(4, 1)
     for scale, is_packed in ((0.1, False), (17 / 512, True)):
         scales = torch.full((4, 1), scale)
-        assert (pack_quantized(ones, scales, None, groups, 64, minima) is not None) == is_packed
+        assert (
+            pack_quantized(ones, scales, None, groups, WIDENED, minima) is not None
+        ) == is_packed
 
 
 def test_tensors_that_do_not_belong_together_are_refused() -> None:
-    weight = packed(quantized("4 bits", "32", 64, 70))
-    for wrong in (
-        weight._replace(scales=weight.scales[:1]),
-        weight._replace(zeros=weight.zeros[:, :1]),
-        weight._replace(groups=weight.groups[:9]),
-    ):
-        with pytest.raises(RuntimeError):
-            packed_linear(torch.randn(2, 64), wrong, 70)
+    for form in (WIDENED, BY_DOTS):
+        weight = packed(quantized("4 bits", "32", 64, 70), form)
+        for wrong in (
+            weight._replace(scales=weight.scales[:1]),
+            weight._replace(zeros=weight.zeros[:, :1]),
+            weight._replace(groups=weight.groups[:1]),
+            weight._replace(codes=weight.codes[:1]),
+            weight._replace(scales=weight.scales.double()),
+        ):
+            with pytest.raises(RuntimeError):
+                packed_linear(torch.randn(2, 64), wrong, 70)

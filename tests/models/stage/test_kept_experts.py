@@ -33,14 +33,14 @@ FULL = pytest.mark.full
 # How the experts of each layer are kept.
 KEPT = [
     ("gptq 4", "uint4:4"),
-    pytest.param("gptq 8", "uint8:4", marks=FULL),
+    pytest.param("gptq 8", "int8:4", marks=FULL),
     ("gptq 4, act order", "uint4:4"),
     ("awq", "uint4:4"),
     ("fp8 blocks", "float8_e4m3fn:4"),
     pytest.param("fp8 static", "float8_e4m3fn:4", marks=FULL),
     ("compressed fp8 channel", "float8_e4m3fn:4"),
     ("compressed int8", "int8:4"),
-    pytest.param("compressed int8 asymmetric", "uint8:4", marks=FULL),
+    pytest.param("compressed int8 asymmetric", "int8:4", marks=FULL),
     ("packed 4", "uint4:4"),
     pytest.param("packed 4, asymmetric", "uint4:4", marks=FULL),
 ]

@@ -1,4 +1,5 @@
-"""CPU stages keep quantised weights small, with the logits of their float32 values bit by bit."""
+"""CPU stages keep quantised weights small, with the logits of their float32 values: bit by bit
+where they are widened, with other roundings where products are dot products of bytes."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import torch
 from draftline.benchmarks.peers import gguf_file
 from draftline.benchmarks.peers.gguf_file import write_checkpoint
 from draftline.core.errors import CheckpointError
+from draftline.kernels.cpu.build import vectors
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.layers.weight_memory import read_weight_memory
 from draftline.models.load.bundled import demo_path
@@ -44,7 +46,7 @@ GROUPS_OF_32: dict[str, Any] = {
 # How the weights of the layers are kept; a product takes those of the same input together.
 KEPT = [
     ("gptq 4", f"uint4:{ALL}"),
-    pytest.param("gptq 8", f"uint8:{ALL}", marks=FULL),
+    pytest.param("gptq 8", f"int8:{ALL}", marks=FULL),
     ("gptq 2, v2", f"uint4:{ALL}"),
     # Here each weight has an order of its own, and is multiplied alone.
     ("gptq 4, act order", "uint4:28"),
@@ -55,9 +57,9 @@ KEPT = [
     pytest.param("compressed fp8 tensor", f"float8_e4m3fn:{ALL}", marks=FULL),
     pytest.param("compressed fp8 channel", f"float8_e4m3fn:{ALL}", marks=FULL),
     ("compressed int8", f"int8:{ALL}"),
-    ("compressed int8 asymmetric", f"uint8:{ALL}"),
+    ("compressed int8 asymmetric", f"int8:{ALL}"),
     pytest.param("packed 4", f"uint4:{ALL}", marks=FULL),
-    ("packed 8, one group", f"uint8:{ALL}"),
+    ("packed 8, one group", f"int8:{ALL}"),
     pytest.param("packed 4, asymmetric", f"uint4:{ALL}", marks=FULL),
     ("packed 4, old zero points", f"uint4:{ALL}"),
 ]
@@ -93,6 +95,13 @@ def kept(caplog: pytest.LogCaptureFixture) -> list[str]:
     ]
 
 
+def assert_alike(found: torch.Tensor, expected: torch.Tensor) -> None:
+    if vectors().has_byte_dots:
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+    else:
+        assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize(("form", "kinds"), KEPT)
 def test_weights_stay_small_and_logits_are_those_of_the_values(
     form: str, kinds: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -105,8 +114,8 @@ def test_weights_stay_small_and_logits_are_those_of_the_values(
     expected = dict(kind.split(":") for kind in kinds.split())
     assert found == {"float32": "0"} | expected
     assert kept(caplog)[1] == "float32:17"
-    assert torch.equal(logits(small), logits(wide))
-    assert torch.equal(logits(small, 20, 1), logits(wide, 20, 1))
+    assert_alike(logits(small), logits(wide))
+    assert_alike(logits(small, 20, 1), logits(wide, 20, 1))
 
 
 def test_a_quantised_head_stays_small_also_of_another_vocabulary(
@@ -117,7 +126,7 @@ def test_a_quantised_head_stays_small_also_of_another_vocabulary(
         small, wide = stage_of(pair.quantized), stage_of(pair.plain)
     assert kept(caplog)[0] == "uint4:17"
     whole = logits(small)
-    assert torch.equal(whole, logits(wide))
+    assert_alike(whole, logits(wide))
     rows = np.array([7, 3, 11])
     output = OutputVocabulary(rows, np.array([0, 1, 2]), 5)
     pruned = logits(stage_of(pair.quantized, output=output))
@@ -142,14 +151,14 @@ def test_matrices_of_gguf_files_stay_small_also_a_tied_head(
     with caplog.at_level(logging.INFO):
         small, wide = stage_of(folder), stage_of(plain)
     assert kept(caplog) == [kinds, "float32:17"]
-    assert torch.equal(logits(small), logits(wide))
+    assert_alike(logits(small), logits(wide))
     rows = np.array([7, 3, 11])
     output = OutputVocabulary(rows, np.array([0, 1, 2]), 5)
     pruned = logits(stage_of(folder, output=output))
-    assert torch.equal(pruned[:, :3], logits(wide)[:, rows])
+    assert_alike(pruned[:, :3], logits(wide)[:, rows])
     for stage, source in ((small, folder), (wide, plain)):
-        # Further are the group of each input, and what fills up last panels.
-        assert 1 <= stage.memory.weights / read_weight_memory(source).num_bytes() < 1.05
+        # More are the group of each input and what fills up last panels, less scales of 16 bits.
+        assert 0.8 < stage.memory.weights / read_weight_memory(source).num_bytes() < 1.05
     assert small.memory.weights < 0.7 * wide.memory.weights
     damaged = load_file(folder / KEPT_FILE)
     save_file({n: t for n, t in damaged.items() if not n.endswith("scales")}, folder / KEPT_FILE)
@@ -189,9 +198,9 @@ def test_weights_of_one_product_may_be_of_different_kinds(
     with caplog.at_level(logging.INFO):
         small, wide = stage_of(folder), stage_of(plain)
     assert kept(caplog) == [kinds, "float32:17"]
-    assert torch.equal(logits(small), logits(wide))
-    assert torch.equal(logits(small, 20, 1), logits(wide, 20, 1))
-    assert 1 <= small.memory.weights / read_weight_memory(folder).num_bytes() < 1.05
+    assert_alike(logits(small), logits(wide))
+    assert_alike(logits(small, 20, 1), logits(wide, 20, 1))
+    assert 0.8 < small.memory.weights / read_weight_memory(folder).num_bytes() < 1.05
 
 
 def random_blocks(array: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
@@ -217,7 +226,7 @@ def test_plain_layers_beside_quantised_ones_and_a_tied_head_are_float32(
     with caplog.at_level(logging.INFO):
         small, wide = stage_of(pair.quantized), stage_of(pair.plain)
     assert sorted(kept(caplog)[0].split()) == ["float32:3", "uint4:16"]
-    assert torch.equal(logits(small), logits(wide))
+    assert_alike(logits(small), logits(wide))
 
 
 def test_before_the_kernels_take_them_torch_multiplies_by_the_values(tmp_path: Path) -> None:
@@ -256,7 +265,7 @@ def test_rounded_weights_run_by_the_kernels(
         if name.endswith("_proj.weight"):
             weights[name] = rounded(weights[name], kind).dequantized(torch.float32)
     save_file(weights, plain / "model.safetensors")
-    assert torch.equal(found, logits(stage_of(plain)))
+    assert_alike(found, logits(stage_of(plain)))
     assert small.memory.weights < 0.7 * stage_of(plain).memory.weights
 
 
