@@ -62,7 +62,11 @@ class ExpertMatrix(NamedTuple):
 
 def stacked(weights: Sequence[PackedWeight]) -> PackedWeight | None:
     """The weights of all experts as one, the panels of one behind those of another; None where
-    their kinds differ. Its `groups` are [experts, inputs] where these differ."""
+    their kinds differ. Its `groups` are those of each expert, [experts, ..], where these differ."""
+    if len({one.scales.dtype for one in weights}) > 1:
+        weights = [
+            one._replace(scales=one.scales.float(), minima=one.minima.float()) for one in weights
+        ]
     first = weights[0]
     if len({(one.codes.dtype, *(part.shape[1:] for part in one)) for one in weights}) > 1:
         return None

@@ -21,7 +21,7 @@ from torch.nn.functional import linear
 from transformers import PretrainedConfig
 
 from ...core.errors import CheckpointError
-from ...kernels.cpu.build import vectors
+from ...kernels.cpu.build import Vectors, vectors
 from ...kernels.cpu.experts import Activation, ExpertMatrix, Gate, run_experts, stacked
 from ...kernels.cpu.packed_linear import PackedWeight, pack_quantized, pack_weights
 from ...kernels.dispatch import Machine, load_quantized_linear, runs_triton
@@ -177,7 +177,11 @@ class CpuExperts(nn.Module):
         """Take the matrices of a parameter's name; in float32 where their kinds differ."""
         stacks: list[PackedWeight | None] = [None]
         widths: tuple[int, ...] = ()
-        for keep in (_packed, partial(_packed, narrow=False), _widened):
+        own, wide = vectors(), vectors().widening
+        for keep in (
+            partial(_packed, own), partial(_packed, wide), partial(_packed, wide, narrow=False),
+            _widened,
+        ):  # fmt: skip
             if None not in stacks:
                 break
             by_expert = [
@@ -229,20 +233,18 @@ def _of_rows(part: ExpertPart, rows: Tensor) -> ExpertPart:
     return part.of_rows(rows) if isinstance(part, QuantizedWeight) else part[rows]
 
 
-def _packed(part: ExpertPart, *, narrow: bool = True) -> PackedWeight:
-    # The kernel of experts takes panels of inputs.
-    wanted = vectors().widening
+def _packed(wanted: Vectors, part: ExpertPart, *, narrow: bool = True) -> PackedWeight:
     if isinstance(part, Tensor):
         return pack_weights([part.t()], wanted.panel)
     packed = pack_quantized(
         part.codes, part.scales, part.zeros, part.group_of, wanted, part.minima, narrow=narrow
     )
-    return packed or _packed(part.dequantized(torch.float32))
+    return packed or _packed(wanted, part.dequantized(torch.float32))
 
 
 def _widened(part: ExpertPart) -> PackedWeight:
     values = part if isinstance(part, Tensor) else part.dequantized(torch.float32)
-    return PackedWeight(_packed(values).codes.float())
+    return PackedWeight(_packed(vectors(), values).codes.float())
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,9 +142,8 @@ def put_on_cpu(model: nn.Module, name: str, weight: QuantizedWeight) -> None:
     """Replace the layer of which `name` is the weight by `CpuLinear`; of a weight that the kernels
     do not know, by a plain one in float32."""
     packed = pack_quantized(
-        weight.codes, weight.scales, weight.zeros, weight.group_of, vectors().widening,
-        weight.minima,
-    )  # fmt: skip
+        weight.codes, weight.scales, weight.zeros, weight.group_of, vectors(), weight.minima
+    )
     outputs = weight.shape[0]
     layer = _plain(weight, torch.float32) if packed is None else CpuLinear(packed, outputs)
     model.set_submodule(name.removesuffix(".weight"), layer)

@@ -163,13 +163,13 @@ at::Tensor run_experts(const at::Tensor& x, const at::Tensor& chosen, const at::
               chosen.size(0) == x.size(0));
   TORCH_CHECK(shares.is_contiguous() && shares.scalar_type() == at::kFloat &&
               shares.sizes() == chosen.sizes());
-  TORCH_CHECK(experts > 0 && down.size() == PARTS && down[0].dim() == 3);
+  TORCH_CHECK(experts > 0);
   const int64_t count = x.size(0), hidden = x.size(1), choices = chosen.size(1);
-  const int64_t width = down[0].size(1);
   const Matrix first(up, up_widths, up_bias, experts, hidden);
+  const bool is_gated = activation != SQUARED_RELU;
+  const int64_t width = is_gated ? first.outputs / 2 : first.outputs;
+  TORCH_CHECK(first.outputs == (is_gated ? 2 * width : width));
   const Matrix second(down, hidden, down_bias, experts, width);
-  const bool is_gated = first.outputs == 2 * width;
-  TORCH_CHECK(is_gated || first.outputs == width);
   const Gate gate{activation, float(alpha), float(limit), float(shift)};
 
   const Routes routes(chosen.const_data_ptr<int64_t>(), count, choices, experts);

@@ -42,7 +42,7 @@ def weights(kind: str, groups: str, inputs: int, outputs: int) -> tuple[PackedWe
             one: QuantizedWeight = quantized(kind, groups, inputs, outputs)
             value = one.dequantized(torch.float32)
             small = pack_quantized(
-                one.codes, one.scales, one.zeros, one.group_of, vectors().widening, one.minima
+                one.codes, one.scales, one.zeros, one.group_of, vectors(), one.minima
             )
             assert small is not None
             packs.append(small)
