@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from draftline.core.errors import CheckpointError
@@ -22,14 +21,16 @@ from draftline.models.stage.stage import Stage
 from safetensors.torch import load_file, save_file
 from support.inputs.mxfp4_checkpoint import save_mxfp4_pair
 from support.inputs.quantized_checkpoints import FORMATS, quantize, save_pair
-from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
+from support.inputs.steps import BLOCK_SIZE
 from support.tools.cpu_kernels import FOLDER, load_cpu_kernels
+from support.tools.kept_weights import assert_alike, kept, logits
 from support.tools.tiny_models import SIZES, save_tiny_model
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.compiler
 
 FULL = pytest.mark.full
+EXPERTS = "experts_kept"
 # How the experts of each layer are kept.
 KEPT = [
     ("gptq 4", "uint4:4"),
@@ -59,20 +60,6 @@ def stage_of(folder: Path, quantization: str = "none", *, compiled: bool = True)
     return load_stage(folder, LayerSpan(0, count, count), 8, BLOCK_SIZE, options=options)
 
 
-def logits(stage: Stage, first: int = 0, count: int = 20) -> torch.Tensor:
-    step = make_step([PagedRequest(range(8)).chunk(list(range(2, 2 + count)), first)])
-    return stage.logits(step, None, np.arange(count, dtype=np.int32))
-
-
-def kept(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the stages loaded so far keep their experts as."""
-    return [
-        record.getMessage().partition("weights=")[2].strip("'")
-        for record in caplog.records
-        if "experts_kept" in record.getMessage()
-    ]
-
-
 def experts(stage: Stage) -> list[nn.Module]:
     modules = [module for layer in stage.path.part.layers for module in layer.modules()]
     return [module for module in modules if isinstance(module, CpuExperts | KeptExperts)]
@@ -86,12 +73,13 @@ def answers(stage: Stage) -> list[torch.Tensor]:
     return [module(x, chosen, shares) for module in experts(stage)]
 
 
-def check_same(small: Stage, wide: Stage) -> None:
-    """But for the order of sums."""
+def check_same(small: Stage, wide: Stage, kinds: str) -> None:
+    """Experts as `assert_alike` says; other layers are torch's, whose sums depend on where weights
+    lie."""
     assert len(experts(small)) == len(experts(wide)) > 0
     assert small.memory.weights < wide.memory.weights
     for found, expected in zip(answers(small), answers(wide), strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+        assert_alike(found, expected, kinds, 1e-5)
     torch.testing.assert_close(logits(small), logits(wide), rtol=0, atol=1e-5)
     torch.testing.assert_close(logits(small, 20, 1), logits(wide, 20, 1), rtol=0, atol=1e-5)
 
@@ -103,8 +91,8 @@ def test_experts_stay_small_and_answers_are_those_of_the_values(
     pair = save_pair("qwen3_moe", FORMATS[form], tmp_path)
     with caplog.at_level(logging.INFO):
         small, wide = stage_of(pair.quantized), stage_of(pair.plain)
-    assert kept(caplog) == [kinds, "float32:4"]
-    check_same(small, wide)
+    assert kept(caplog, EXPERTS) == [kinds, "float32:4"]
+    check_same(small, wide, kinds)
     # Those of attention.
     [linears] = [line for line in caplog.messages if "quantized_weights_kept" in line]
     assert linears.endswith(f"weights='{kinds.partition(':')[0]}:16'")
@@ -115,8 +103,8 @@ def test_mxfp4_stays_in_4_bits(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.INFO):
         small, wide = stage_of(pair.quantized), stage_of(pair.plain)
         by_torch = stage_of(pair.quantized, compiled=False)
-    assert kept(caplog) == ["float4_e2m1fn_x2:2", "bfloat16:2", "e2m1:2"]
-    check_same(small, wide)
+    assert kept(caplog, EXPERTS) == ["float4_e2m1fn_x2:2", "bfloat16:2", "e2m1:2"]
+    check_same(small, wide, "float4_e2m1fn_x2")
     torch.testing.assert_close(logits(by_torch), logits(wide), rtol=0, atol=1e-5)
 
 
@@ -131,8 +119,8 @@ def test_experts_of_other_names_and_after_dense_layers(
     pair = save_pair(kind, FORMATS["fp8 blocks"], tmp_path)
     with caplog.at_level(logging.INFO):
         small, wide = stage_of(pair.quantized), stage_of(pair.plain)
-    assert kept(caplog) == [f"float8_e4m3fn:{count}", f"float32:{count}"]
-    check_same(small, wide)
+    assert kept(caplog, EXPERTS) == [f"float8_e4m3fn:{count}", f"float32:{count}"]
+    check_same(small, wide, "float8_e4m3fn")
 
 
 @pytest.mark.parametrize(("kind", "kinds"), [("int8", "int8:4"), ("int4", "uint4:4")])
@@ -142,14 +130,14 @@ def test_experts_are_rounded(
     source = save_tiny_model("qwen3_moe", tmp_path)
     with caplog.at_level(logging.INFO):
         small = stage_of(source, kind)
-    assert kept(caplog) == [kinds]
+    assert kept(caplog, EXPERTS) == [kinds]
     weights = load_file(source / "model.safetensors")
     for name in weights:
         if ".experts." in name:
             weights[name] = rounded(weights[name], kind).dequantized(torch.float32)
     save_file(weights, source / "model.safetensors")
     for found, expected in zip(answers(small), answers(stage_of(source)), strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+        assert_alike(found, expected, kinds, 1e-5)
 
 
 @pytest.mark.parametrize("form", ["gptq 4", "fp8 blocks"])
@@ -159,7 +147,7 @@ def test_without_a_compiler_torch_multiplies_by_what_is_kept(
     pair = save_pair("qwen3_moe", FORMATS[form], tmp_path)
     with caplog.at_level(logging.INFO):
         small = stage_of(pair.quantized, compiled=False)
-    assert kept(caplog) == [{"gptq 4": "uint4:4", "fp8 blocks": "e4m3:4"}[form]]
+    assert kept(caplog, EXPERTS) == [{"gptq 4": "uint4:4", "fp8 blocks": "e4m3:4"}[form]]
     expected = logits(stage_of(pair.plain, compiled=False))
     torch.testing.assert_close(logits(small), expected, rtol=0, atol=1e-5)
 
@@ -174,8 +162,8 @@ def test_experts_of_several_kinds_are_widened_together(
     pair = save_pair("qwen3_moe", FORMATS["gptq 4"], tmp_path, keep=left_out)
     with caplog.at_level(logging.INFO):
         small, wide = stage_of(pair.quantized), stage_of(pair.plain)
-    assert kept(caplog) == ["uint4:3 float32:1", "float32:4"]
-    check_same(small, wide)
+    assert kept(caplog, EXPERTS) == ["uint4:3 float32:1", "float32:4"]
+    check_same(small, wide, "uint4")
 
 
 def test_experts_that_are_called_in_another_way_are_widened_and_said(

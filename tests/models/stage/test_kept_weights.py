@@ -14,7 +14,6 @@ import torch
 from draftline.benchmarks.peers import gguf_file
 from draftline.benchmarks.peers.gguf_file import write_checkpoint
 from draftline.core.errors import CheckpointError
-from draftline.kernels.cpu.build import vectors
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.layers.weight_memory import read_weight_memory
 from draftline.models.load.bundled import demo_path
@@ -29,14 +28,16 @@ from draftline.models.stage.stage import Stage
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from support.inputs.quantized_checkpoints import FORMATS, save_pair
-from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
+from support.inputs.steps import BLOCK_SIZE
 from support.tools.cpu_kernels import FOLDER, load_cpu_kernels
+from support.tools.kept_weights import assert_alike, kept, logits
 from support.tools.tiny_models import save_tiny_model
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 pytestmark = pytest.mark.compiler
 
 WHOLE = LayerSpan(0, 4, 4)
+USED = "cpu_kernels_used"
 ALL = "16"  # of a model of 4 layers
 FULL = pytest.mark.full
 GROUPS_OF_32: dict[str, Any] = {
@@ -81,27 +82,6 @@ def stage_of(
     return stage
 
 
-def logits(stage: Stage, first: int = 0, count: int = 20) -> torch.Tensor:
-    step = make_step([PagedRequest(range(8)).chunk(list(range(2, 2 + count)), first)])
-    return stage.logits(step, None, np.arange(count, dtype=np.int32))
-
-
-def kept(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the stages loaded so far keep their weights as."""
-    return [
-        record.getMessage().partition("weights=")[2].strip("'")
-        for record in caplog.records
-        if "cpu_kernels_used" in record.getMessage()
-    ]
-
-
-def assert_alike(found: torch.Tensor, expected: torch.Tensor) -> None:
-    if vectors().has_byte_dots:
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
-    else:
-        assert torch.equal(found, expected)
-
-
 @pytest.mark.parametrize(("form", "kinds"), KEPT)
 def test_weights_stay_small_and_logits_are_those_of_the_values(
     form: str, kinds: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -109,13 +89,13 @@ def test_weights_stay_small_and_logits_are_those_of_the_values(
     pair = save_pair("qwen2", FORMATS[form], tmp_path)
     with caplog.at_level(logging.INFO):
         small, wide = stage_of(pair.quantized), stage_of(pair.plain)
-    found = dict(kind.split(":") for kind in kept(caplog)[0].split())
+    found = dict(kind.split(":") for kind in kept(caplog, USED)[0].split())
     found["float32"] = str(int(found["float32"]) - 1)  # the head
     expected = dict(kind.split(":") for kind in kinds.split())
     assert found == {"float32": "0"} | expected
-    assert kept(caplog)[1] == "float32:17"
-    assert_alike(logits(small), logits(wide))
-    assert_alike(logits(small, 20, 1), logits(wide, 20, 1))
+    assert kept(caplog, USED)[1] == "float32:17"
+    assert_alike(logits(small), logits(wide), kinds)
+    assert_alike(logits(small, 20, 1), logits(wide, 20, 1), kinds)
 
 
 def test_a_quantised_head_stays_small_also_of_another_vocabulary(
@@ -124,7 +104,7 @@ def test_a_quantised_head_stays_small_also_of_another_vocabulary(
     pair = save_pair("qwen2", FORMATS["gptq 4"], tmp_path, with_head=True)
     with caplog.at_level(logging.INFO):
         small, wide = stage_of(pair.quantized), stage_of(pair.plain)
-    assert kept(caplog)[0] == "uint4:17"
+    assert kept(caplog, USED)[0] == "uint4:17"
     whole = logits(small)
     assert_alike(whole, logits(wide))
     rows = np.array([7, 3, 11])
@@ -150,7 +130,7 @@ def test_matrices_of_gguf_files_stay_small_also_a_tied_head(
     (plain / KEPT_FILE).unlink()
     with caplog.at_level(logging.INFO):
         small, wide = stage_of(folder), stage_of(plain)
-    assert kept(caplog) == [kinds, "float32:17"]
+    assert kept(caplog, USED) == [kinds, "float32:17"]
     assert_alike(logits(small), logits(wide))
     rows = np.array([7, 3, 11])
     output = OutputVocabulary(rows, np.array([0, 1, 2]), 5)
@@ -197,9 +177,9 @@ def test_weights_of_one_product_may_be_of_different_kinds(
     (plain / KEPT_FILE).unlink()
     with caplog.at_level(logging.INFO):
         small, wide = stage_of(folder), stage_of(plain)
-    assert kept(caplog) == [kinds, "float32:17"]
-    assert_alike(logits(small), logits(wide))
-    assert_alike(logits(small, 20, 1), logits(wide, 20, 1))
+    assert kept(caplog, USED) == [kinds, "float32:17"]
+    assert_alike(logits(small), logits(wide), kinds)
+    assert_alike(logits(small, 20, 1), logits(wide, 20, 1), kinds)
     assert 0.8 < small.memory.weights / read_weight_memory(folder).num_bytes() < 1.05
 
 
@@ -225,7 +205,7 @@ def test_plain_layers_beside_quantised_ones_and_a_tied_head_are_float32(
     pair = save_pair("llama", FORMATS["awq"], tmp_path, keep=keep)
     with caplog.at_level(logging.INFO):
         small, wide = stage_of(pair.quantized), stage_of(pair.plain)
-    assert sorted(kept(caplog)[0].split()) == ["float32:3", "uint4:16"]
+    assert sorted(kept(caplog, USED)[0].split()) == ["float32:3", "uint4:16"]
     assert_alike(logits(small), logits(wide))
 
 
@@ -258,14 +238,14 @@ def test_rounded_weights_run_by_the_kernels(
         source, plain = pair.quantized, pair.plain
     with caplog.at_level(logging.INFO):
         small = stage_of(source, kind)
-    assert kept(caplog) == [f"{kinds} float32:1"]
+    assert kept(caplog, USED) == [f"{kinds} float32:1"]
     found = logits(small)
     weights = load_file(plain / "model.safetensors")
     for name in weights:
         if name.endswith("_proj.weight"):
             weights[name] = rounded(weights[name], kind).dequantized(torch.float32)
     save_file(weights, plain / "model.safetensors")
-    assert_alike(found, logits(stage_of(plain)))
+    assert_alike(found, logits(stage_of(plain)), kinds)
     assert small.memory.weights < 0.7 * stage_of(plain).memory.weights
 
 
