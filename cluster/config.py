@@ -267,7 +267,7 @@ class EngineConfig(Settings):
         512, description="most tokens of a step: draft tokens first, then prompt chunks"
     )
     multi_step_ms: Annotated[float, Field(ge=0, le=1000)] = Field(
-        20.0,
+        40.0,
         description="longest step that decodes several tokens of each request: without drafts, "
         "on one stage with the C++ kernels; 0: one token a step",
     )

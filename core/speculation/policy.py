@@ -254,8 +254,9 @@ class SpeculationPolicy:
                     now |= own.heads[length_bucket] & allowed
                 after = [
                     (self._paying(own, one, request, allowed, load) | on_trial) & in_stage
-                    for one in range(NUM_LENGTH_BUCKETS)
+                    for one in _lengths_after(now)
                 ]
+                after += NO_HEADS[len(after) :]
             chosen.asked.append(now)
             chosen.heads.append(after)
         if len(requests) > 1:
@@ -350,7 +351,9 @@ class SpeculationPolicy:
                 continue
             own = self._requests[request.request_id]
             if is_head:
-                left_out = [one for one in range(NUM_LENGTH_BUCKETS) if not heads[place][one] & bit]
+                left_out = [
+                    one for one in _lengths_after(asked[place]) if not heads[place][one] & bit
+                ]
             else:
                 left_out = [] if asked[place] & bit else [request.length_bucket]
             if not left_out:
@@ -390,13 +393,14 @@ class SpeculationPolicy:
 
     def _hoped_for(self, drafter: int, bucket: int, load: _Load) -> float:
         """What a drafter would save beyond all that take less, over what it takes, if one more step
-        brought `HOPED_FOR` tokens."""
+        brought `HOPED_FOR` tokens. An accepted token takes a row at least."""
         taken_s = self._seconds[:, :2].sum(axis=1)
         cheaper = sum(1 << int(one) for one in np.flatnonzero(taken_s < taken_s[drafter]))
         count = min(int(self._lengths.num_steps[bucket, drafter]), NUM_KEPT)
         hoped = count * margin(self._lengths, bucket, drafter, cheaper, 1.0) + HOPED_FOR
         least_s = (count + 1) * max(float(taken_s[drafter]), LEAST_TAKEN_S)
-        return float(hoped * self._ratio * load.token_s / least_s)
+        saved_s = max(self._ratio * load.token_s - load.row_s, 0.0)
+        return float(hoped * saved_s / least_s)
 
     def _as_plan(
         self,
@@ -768,6 +772,12 @@ class SpeculationPolicy:
         if not self._plain_s:
             return 1.0
         return min(max(self._spent_s / self._plain_s, LEAST_RATIO), 1.0)
+
+
+def _lengths_after(asked: int) -> range:
+    """Length buckets that a step may end in which asks these drafters, bits: without drafts none is
+    accepted."""
+    return range(NUM_LENGTH_BUCKETS if asked else length_bucket_of(0) + 1)
 
 
 def _bits_of(bits: int) -> list[int]:

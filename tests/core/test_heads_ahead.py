@@ -178,14 +178,36 @@ def plan_of(policy: SpeculationPolicy, num_accepted: int, *, drafted: bool = Tru
 
 
 def test_a_head_is_asked_for_what_the_plan_before_told_it_to_draft() -> None:
-    """A new head drafts after every accepted length, from the step after its first plan on."""
+    """A new head drafts from the step after its first plan on, after every accepted length that the
+    step may have: without drafts it accepts none."""
     policy = SpeculationPolicy(StepCost([1, 64], [1.0, 1.2]))
     first = plan_of(policy, 0)
     assert not first.by_drafter
-    assert first.heads == {"head": {"r": EVERY_LENGTH_BUCKET}}
-    assert first.head_counts["head"] == pytest.approx(1.0)
+    assert first.heads == {"head": {"r": 1 << length_bucket_of(0)}}
+    second = plan_of(policy, 0)
+    assert second.by_drafter == {"head": ("r",)}
+    assert second.heads == {"head": {"r": EVERY_LENGTH_BUCKET}}
+    assert second.head_counts["head"] == pytest.approx(1.0)
     assert plan_of(policy, 5).by_drafter == {"head": ("r",)}
     assert not plan_of(policy, 5, drafted=False).by_drafter, "the text came to another leaf"
+
+
+def test_most_steps_go_without_a_plan_where_a_head_does_not_pay() -> None:
+    """It was tried behind steps that accepted nothing, the only ones that there are."""
+    policy = SpeculationPolicy(StepCost([1, 64], [1.0, 1.2]))
+    costs = {"head": DraftCost(0.0, 0.9, is_ahead=True)}
+    num_planned = 0
+    for step in range(200):
+        plan = DraftPlan({})
+        if not policy.is_backed_off(["r"]):
+            num_planned += 1
+            wish = PlannedRequest("r", 0.0, None, 100, 100)
+            plan = policy.plan([wish], costs, 0)
+        outcome = StepOutcome(1, 1.0, 0, DraftBatch({}, 0.0, 0.0, plan, costs))
+        trees = [empty_trees(1)[0]]
+        outcome.count(["r"], trees, TreeBatch.of(trees), Paths.of([[(0, 1, -1)]]))
+        policy.update(outcome, 1.0 + step)
+    assert num_planned < 0.2 * 200
 
 
 def test_a_head_drafts_only_after_accepted_lengths_after_which_it_pays() -> None:
