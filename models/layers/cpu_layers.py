@@ -35,6 +35,7 @@ from ...kernels.cpu.packed_linear import (
     packed_linear,
 )
 from ..load.chosen_layers import config_of_layers
+from ..load.model_info import head_dim, num_kv_heads
 from ..load.quantized_layouts import QuantizedWeight, side_by_side
 from ..load.supported import base_and_layers, empty_model, runs_by_layers
 from .fast_modules import (
@@ -129,8 +130,12 @@ class CpuLayers:
         ]
         self._num_layers = len(layers)
         self._tensors = [tensor for layer in layers for tensor in layer.tensors]
-        self._shapes = [value for layer in layers for value in layer.shape]
-        self._numbers = [value for layer in layers for value in layer.numbers]
+        self._layers = torch.classes.draftline.Layers(
+            self._tensors,
+            [value for layer in layers for value in layer.shape],
+            [value for layer in layers for value in layer.numbers],
+            part.config.hidden_size, num_kv_heads(part.config), head_dim(part.config),
+        )  # fmt: skip
         self._norm, self._head = _take_norm(part.norm), _take_head(part.head)
         weights = [one for layer in layers for one in layer.weights if one is not NOTHING_PACKED]
         if self._head is not None:
@@ -146,9 +151,10 @@ class CpuLayers:
         `tables` are those of a flat `RotaryTable`, of all positions; `span` selects the slice's
         layers to run.
         """
-        whole = self._tensors, self._shapes, self._numbers
-        own = whole if span == slice(None) else (self._cut(values, span) for values in whole)
-        return torch.ops.draftline.run_layers(states.contiguous(), *own, self._rotations(tables))
+        first, last, _ = span.indices(self._num_layers)
+        return torch.ops.draftline.run_layers(
+            self._layers, states.contiguous(), self._rotations(tables), first, max(first, last)
+        )
 
     def normed(self, hidden: Tensor) -> Tensor:
         """The last layer's states [rows, hidden_size] as the head reads them."""
@@ -198,19 +204,13 @@ class CpuLayers:
         assert self._head is not None
         weight, outputs, bias = self._head
         chosen = torch.ops.draftline.decode(
-            torch.from_numpy(tokens), torch.from_numpy(slots), torch.from_numpy(positions),
-            embed.weight, *self._norm, weight, outputs, bias, softcap,
+            self._layers, torch.from_numpy(tokens), torch.from_numpy(slots),
+            torch.from_numpy(positions), embed.weight, *self._norm, weight, outputs, bias, softcap,
             torch.from_numpy(sampling.temperature), torch.from_numpy(sampling.seed),
             torch.from_numpy(sampling.position), torch.from_numpy(end_ids),
-            self._tensors, self._shapes, self._numbers, self._rotations(tables), said,
+            self._rotations(tables), said,
         )  # fmt: skip
         return chosen.numpy()
-
-    def _cut(self, values: Sequence[Any], span: slice) -> Sequence[Any]:
-        """The part of some layers in a list with equally many entries for each layer."""
-        each = len(values) // self._num_layers
-        first, last, _ = span.indices(self._num_layers)
-        return values[first * each : last * each]
 
     def _rotations(self, tables: Mapping[str | None, Rotation]) -> list[Tensor]:
         return [

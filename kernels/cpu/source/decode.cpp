@@ -1,6 +1,7 @@
-// Several tokens of each request in one step of a stage that holds the whole model: embedding,
-// layers, head and choice, without Python between two passes. A pass reads all weights, so any
-// other code between two passes runs with cold caches.
+// The operators that run a stage's layers: once, and for several tokens of each request in one step
+// of a stage that holds the whole model. That is embedding, layers, head and choice, without Python
+// between two passes. A pass reads all weights, so any other code between two passes runs with cold
+// caches.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -16,6 +17,11 @@
 
 namespace draftline {
 namespace {
+
+at::Tensor run_layers(const c10::intrusive_ptr<Layers>& layers, const at::Tensor& states,
+                      at::TensorList rotations, int64_t first, int64_t last) {
+  return layers->run(states.clone(), rotations, first, last);
+}
 
 // The modules after the layers.
 struct Head {
@@ -100,13 +106,13 @@ struct Ends {
 // the thread's step. Returns int32 [passes, rows], with fewer passes once all answers have ended or
 // logits are not finite. `said` [passes, rows, hidden] is filled with the last layer's states, if
 // they are wanted.
-at::Tensor decode(const at::Tensor& first, const at::Tensor& slots, const at::Tensor& positions,
-                  const at::Tensor& table, const at::Tensor& norm, double eps,
-                  at::TensorList weight, int64_t outputs, const std::optional<at::Tensor>& bias,
-                  std::optional<double> softcap, const at::Tensor& temperatures,
-                  const at::Tensor& seeds, const at::Tensor& sampled, const at::Tensor& end_ids,
-                  at::TensorList tensors, at::IntArrayRef shapes, at::ArrayRef<double> numbers,
-                  at::TensorList rotations, const std::optional<at::Tensor>& said) {
+at::Tensor decode(const c10::intrusive_ptr<Layers>& layers, const at::Tensor& first,
+                  const at::Tensor& slots, const at::Tensor& positions, const at::Tensor& table,
+                  const at::Tensor& norm, double eps, at::TensorList weight, int64_t outputs,
+                  const std::optional<at::Tensor>& bias, std::optional<double> softcap,
+                  const at::Tensor& temperatures, const at::Tensor& seeds,
+                  const at::Tensor& sampled, const at::Tensor& end_ids, at::TensorList rotations,
+                  const std::optional<at::Tensor>& said) {
   const int64_t passes = slots.size(0), rows = first.size(0), hidden = table.size(1);
   check(first, at::kInt, now.rows());
   check(slots, at::kInt, passes * rows), check(positions, at::kInt, passes * rows);
@@ -120,14 +126,13 @@ at::Tensor decode(const at::Tensor& first, const at::Tensor& slots, const at::Te
   const Head head{norm, weight, eps, outputs, bias, softcap};
   Ends ends(end_ids);
   const Sampling sampling{temperatures, seeds, sampled};
-  Layers layers({tensors, shapes, numbers, rotations}, rows, hidden);
   at::Tensor out = at::empty({passes, rows}, first.options());
   at::Tensor states = at::empty({rows, hidden}, table.options());
   const int32_t* tokens = first.const_data_ptr<int32_t>();
   for (int64_t pass = 0; pass < passes; ++pass) {
     if (pass) advance_step(slots[pass], positions[pass]);
     embed(table, tokens, states);
-    const at::Tensor last = layers.run(states);
+    const at::Tensor last = layers->run(states, rotations, 0, layers->size());
     if (said) {
       std::memcpy(said->data_ptr<float>() + pass * rows * hidden, last.const_data_ptr<float>(),
                   rows * hidden * sizeof(float));
@@ -146,13 +151,20 @@ at::Tensor decode(const at::Tensor& first, const at::Tensor& slots, const at::Te
 }  // namespace draftline
 
 TORCH_LIBRARY_FRAGMENT(draftline, library) {
+  library.class_<draftline::Layers>("Layers")
+      .def(torch::init<std::vector<at::Tensor>, std::vector<int64_t>, std::vector<double>, int64_t,
+                       int64_t, int64_t>());
   library.def(
-      "decode(Tensor first, Tensor slots, Tensor positions, Tensor table, Tensor norm, float eps, "
-      "Tensor[] weight, int outputs, Tensor? bias, float? softcap, Tensor temperatures, Tensor "
-      "seeds, Tensor sampled, Tensor end_ids, Tensor[] tensors, int[] shapes, float[] numbers, "
-      "Tensor[] rotations, Tensor(a!)? said=None) -> Tensor");
+      "run_layers(__torch__.torch.classes.draftline.Layers layers, Tensor states, Tensor[] rotations,"
+      " int first, int last) -> Tensor");
+  library.def(
+      "decode(__torch__.torch.classes.draftline.Layers layers, Tensor first, Tensor slots, Tensor "
+      "positions, Tensor table, Tensor norm, float eps, Tensor[] weight, int outputs, Tensor? bias, "
+      "float? softcap, Tensor temperatures, Tensor seeds, Tensor sampled, Tensor end_ids, Tensor[] "
+      "rotations, Tensor(a!)? said=None) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(draftline, CPU, library) {
+  library.impl("run_layers", &draftline::run_layers);
   library.impl("decode", &draftline::decode);
 }

@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "attention.h"
 #include "linear.h"
@@ -105,14 +104,9 @@ void turn(float* head, const float* norm, double eps, const float* cos, const fl
   }
 }
 
-// Buffers of a pass over the layers, each [rows, ...].
-struct Buffers {
-  std::vector<at::Tensor> kept;
-
-  float* take(int64_t rows, int64_t size) {
-    kept.push_back(at::empty({rows, size}, at::kFloat));
-    return kept.back().data_ptr<float>();
-  }
+// What all layers of a stage have alike.
+struct Sizes {
+  int64_t hidden, kv_heads, head_dim;
 };
 
 // Cosines and sines of all positions, [positions, dim] each.
@@ -120,8 +114,9 @@ struct Rotation {
   const float *cos, *sin;
 };
 
-struct Pass {
-  int64_t rows, hidden, kv_heads, head_dim;
+// A pass of rows over layers, with buffers [rows, ..].
+struct Pass : Sizes {
+  int64_t rows;
   std::vector<Rotation> rotations;
   float *states, *sums, *normed, *heads, *attended, *gate_up, *gated;
 
@@ -183,7 +178,7 @@ const float* checked(const at::Tensor& tensor) {
 }
 
 Layer read_layer(const at::Tensor* tensors, const Shape& shape, const Numbers& numbers,
-                 const Pass& pass) {
+                 const Sizes& sizes) {
   Layer layer{};
   layer.shape = shape, layer.numbers = numbers;
   const float* next = checked(tensors[0]);
@@ -193,23 +188,23 @@ Layer read_layer(const at::Tensor* tensors, const Shape& shape, const Numbers& n
     next += is_there ? size : 0;
     return is_there ? begin : nullptr;
   };
-  const int64_t heads = (shape.num_heads + 2 * pass.kv_heads) * pass.head_dim;
-  const int64_t flags = shape.flags, hidden = pass.hidden;
+  const int64_t heads = (shape.num_heads + 2 * sizes.kv_heads) * sizes.head_dim;
+  const int64_t flags = shape.flags, hidden = sizes.hidden;
   layer.input_norm = take(true, hidden);
   layer.mlp_norm = take(true, hidden);
   layer.attention_norm = take(flags & POST_NORMS, hidden);
   layer.output_norm = take(flags & POST_NORMS, hidden);
-  layer.query_norm = take(flags & HEAD_NORMS, pass.head_dim);
-  layer.key_norm = take(flags & HEAD_NORMS, pass.head_dim);
+  layer.query_norm = take(flags & HEAD_NORMS, sizes.head_dim);
+  layer.key_norm = take(flags & HEAD_NORMS, sizes.head_dim);
   layer.qkv_bias = take(flags & QKV_BIAS, heads);
   layer.out_bias = take(flags & OUT_BIAS, hidden);
   layer.gate_up_bias = take(flags & MLP_BIAS, 2 * shape.intermediate);
   layer.down_bias = take(flags & MLP_BIAS, hidden);
-  TORCH_CHECK(next == end, "run_layers: vectors of another size");
+  TORCH_CHECK(next == end, "layers: vectors of another size");
   const auto weights = [&](int64_t first, int64_t inputs, at::IntArrayRef outputs) {
     return Weights::of({tensors + 1 + first * PARTS, outputs.size() * PARTS}, inputs, outputs);
   };
-  const int64_t queries = shape.num_heads * pass.head_dim, keys = pass.kv_heads * pass.head_dim;
+  const int64_t queries = shape.num_heads * sizes.head_dim, keys = sizes.kv_heads * sizes.head_dim;
   layer.qkv = weights(0, hidden, {queries, keys, keys});
   layer.out = weights(3, queries, hidden);
   layer.gate_up = weights(4, hidden, {shape.intermediate, shape.intermediate});
@@ -220,50 +215,66 @@ Layer read_layer(const at::Tensor* tensors, const Shape& shape, const Numbers& n
 }  // namespace
 
 struct Layers::Parts {
-  Pass pass;
+  Sizes sizes;
+  // Keeps the numbers that the layers point to.
+  std::vector<at::Tensor> tensors;
   std::vector<Layer> layers;
-  Buffers buffers;
+  int64_t most_heads = 0, widest = 0;
 };
 
-Layers::Layers(const LayerArguments& arguments, int64_t rows, int64_t hidden)
-    : parts_(std::make_unique<Parts>()) {
-  const auto& [tensors, shapes, numbers, rotations] = arguments;
-  TORCH_CHECK(now.kv.defined() && rows == now.rows(), "run_layers: another step");
+Layers::Layers(std::vector<at::Tensor> tensors, const std::vector<int64_t>& shapes,
+               const std::vector<double>& numbers, int64_t hidden, int64_t kv_heads,
+               int64_t head_dim)
+    : parts_(new Parts{{hidden, kv_heads, head_dim}, std::move(tensors)}) {
   const int64_t count = shapes.size() / INTS;
-  TORCH_CHECK(tensors.size() == size_t(count * TENSORS) && numbers.size() == size_t(count * FLOATS));
-  Pass& pass = parts_->pass;
-  pass.rows = rows, pass.hidden = hidden;
-  pass.kv_heads = now.kv.size(3), pass.head_dim = now.kv.size(4);
-  for (size_t i = 0; i + 1 < rotations.size(); i += 2)
-    pass.rotations.push_back({checked(rotations[i]), checked(rotations[i + 1])});
-  int64_t most_heads = 0, widest = 0;
+  TORCH_CHECK(parts_->tensors.size() == size_t(count * TENSORS) &&
+              numbers.size() == size_t(count * FLOATS));
   for (int64_t index = 0; index < count; ++index) {
     const int64_t* s = shapes.data() + index * INTS;
     const double* n = numbers.data() + index * FLOATS;
-    parts_->layers.push_back(read_layer(tensors.data() + index * TENSORS,
+    parts_->layers.push_back(read_layer(parts_->tensors.data() + index * TENSORS,
                                         {s[0], s[1], s[2], s[3], s[4], s[5], s[6]},
-                                        {n[0], n[1], n[2]}, pass));
-    most_heads = std::max(most_heads, s[1]), widest = std::max(widest, s[2]);
-    TORCH_CHECK(s[5] >= 0 && size_t(s[5]) < pass.rotations.size());
+                                        {n[0], n[1], n[2]}, parts_->sizes));
+    parts_->most_heads = std::max(parts_->most_heads, s[1]);
+    parts_->widest = std::max(parts_->widest, s[2]);
   }
-  Buffers& buffers = parts_->buffers;
-  pass.sums = buffers.take(rows, hidden);
-  pass.normed = buffers.take(rows, hidden);
-  pass.heads = buffers.take(rows, (most_heads + 2 * pass.kv_heads) * pass.head_dim);
-  pass.attended = buffers.take(rows, most_heads * pass.head_dim);
-  pass.gate_up = buffers.take(rows, 2 * widest);
-  pass.gated = buffers.take(rows, widest);
 }
 
 Layers::~Layers() = default;
 
-at::Tensor Layers::run(at::Tensor states) {
-  Pass& pass = parts_->pass;
+int64_t Layers::size() const { return parts_->layers.size(); }
+
+at::Tensor Layers::run(at::Tensor states, at::TensorList rotations, int64_t first,
+                       int64_t last) const {
+  const auto& [sizes, tensors, layers, most_heads, widest] = *parts_;
+  const int64_t rows = states.size(0);
+  TORCH_CHECK(states.dim() == 2 && states.size(1) == sizes.hidden && now.kv.defined() &&
+                  rows == now.rows() && now.kv.size(3) == sizes.kv_heads &&
+                  now.kv.size(4) == sizes.head_dim,
+              "layers: another step");
+  TORCH_CHECK(0 <= first && first <= last && last <= size(), "layers: no such layers");
+  Pass pass{sizes, rows};
+  for (size_t i = 0; i + 1 < rotations.size(); i += 2)
+    pass.rotations.push_back({checked(rotations[i]), checked(rotations[i + 1])});
+  std::vector<at::Tensor> buffers;
+  const auto take = [&](int64_t size) {
+    buffers.push_back(at::empty({rows, size}, at::kFloat));
+    return buffers.back().data_ptr<float>();
+  };
   checked(states);
   pass.states = states.data_ptr<float>();
-  pass.sums = parts_->buffers.kept[0].data_ptr<float>();
-  for (const Layer& layer : parts_->layers) pass.run(layer);
-  return pass.states == states.data_ptr<float>() ? states : parts_->buffers.kept[0];
+  pass.sums = take(sizes.hidden);
+  pass.normed = take(sizes.hidden);
+  pass.heads = take((most_heads + 2 * sizes.kv_heads) * sizes.head_dim);
+  pass.attended = take(most_heads * sizes.head_dim);
+  pass.gate_up = take(2 * widest);
+  pass.gated = take(widest);
+  for (int64_t index = first; index < last; ++index) {
+    const int64_t rotation = layers[index].shape.rotation;
+    TORCH_CHECK(rotation >= 0 && size_t(rotation) < pass.rotations.size());
+    pass.run(layers[index]);
+  }
+  return pass.states == states.data_ptr<float>() ? states : buffers[0];
 }
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
@@ -282,28 +293,14 @@ at::Tensor soft_cap(const at::Tensor& x, double cap) {
   return out;
 }
 
-namespace {
-
-at::Tensor run_layers(const at::Tensor& states, at::TensorList tensors, at::IntArrayRef shapes,
-                      at::ArrayRef<double> numbers, at::TensorList rotations) {
-  TORCH_CHECK(states.dim() == 2, "run_layers: another shape");
-  return Layers({tensors, shapes, numbers, rotations}, states.size(0), states.size(1))
-      .run(states.clone());
-}
-
-}  // namespace
 }  // namespace draftline
 
 TORCH_LIBRARY_FRAGMENT(draftline, library) {
-  library.def(
-      "run_layers(Tensor states, Tensor[] tensors, int[] shapes, float[] numbers, Tensor[] rotations)"
-      " -> Tensor");
   library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   library.def("soft_cap(Tensor x, float cap) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(draftline, CPU, library) {
-  library.impl("run_layers", &draftline::run_layers);
   library.impl("rms_norm", &draftline::rms_norm);
   library.impl("soft_cap", &draftline::soft_cap);
 }

@@ -1,29 +1,28 @@
 // The interface of `layers.cpp`.
 #pragma once
 
-#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
+#include <torch/custom_class.h>
 
 #include <memory>
+#include <vector>
 
 namespace draftline {
 
-// Decoder layers as `models/layers/cpu_layers.py` passes them.
-struct LayerArguments {
-  at::TensorList tensors;
-  at::IntArrayRef shapes;
-  at::ArrayRef<double> numbers;
-  at::TensorList rotations;
-};
-
-// The checked layers, with buffers for the rows of the thread's step.
-class Layers {
+// The decoder layers of a stage, as `models/layers/cpu_layers.py` describes them. They are checked
+// once, since a step of few rows takes little longer than passing all their tensors would.
+class Layers : public torch::CustomClassHolder {
  public:
-  Layers(const LayerArguments& arguments, int64_t rows, int64_t hidden);
-  ~Layers();
+  // hidden: numbers of a row; head_dim: of a head.
+  Layers(std::vector<at::Tensor> tensors, const std::vector<int64_t>& shapes,
+         const std::vector<double>& numbers, int64_t hidden, int64_t kv_heads, int64_t head_dim);
+  ~Layers() override;
 
-  // Replaces hidden states [rows, hidden] by those after the last layer.
-  at::Tensor run(at::Tensor states);
+  // Hidden states [rows, hidden] of the thread's step before layer `first` to those after the last
+  // one before `last`. The given ones are overwritten.
+  at::Tensor run(at::Tensor states, at::TensorList rotations, int64_t first, int64_t last) const;
+
+  int64_t size() const;
 
  private:
   struct Parts;
