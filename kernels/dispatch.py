@@ -73,9 +73,10 @@ class KernelOps:
 
 
 def choose_attention(
-    machine: Machine, dtype: torch.dtype, block_size: int, wanted: str = "auto"
-) -> AttentionChoice:
-    """The backend for a stage that computes in `dtype`.
+    machine: Machine, dtype: torch.dtype, block_size: int, wanted: str = "auto",
+    *, has_latents: bool = False,
+) -> AttentionChoice:  # fmt: skip
+    """The backend for a stage that computes in `dtype`; `has_latents`: over one of latents.
 
     Raises `ConfigError` (`attention`) where `wanted` is unknown or cannot run here.
     """
@@ -84,6 +85,8 @@ def choose_attention(
         "triton": triton_obstacle(machine),
         "flash_attn": flash_obstacle(machine, dtype, block_size),
     }
+    if has_latents:
+        obstacles["flash_attn"] = "it reads no latents"
     if wanted == "auto":
         return _best(machine, obstacles)
     if wanted not in obstacles:

@@ -257,8 +257,8 @@ def _weights(model: str) -> Iterator[Finding]:
         f"{dtype} over all stages; by quantization: {rounded}",
     )
     kept = (
-        "latents, which torch attends to on any device"
-        if memory.kv.num_sides == 1
+        f"latents of {memory.kv.head_dim} + {memory.kv.rotated_dim} numbers"
+        if memory.kv.rotated_dim
         else f"keys and values of {memory.kv.num_heads} heads of {memory.kv.head_dim}"
     )
     yield Finding(

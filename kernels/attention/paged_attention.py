@@ -32,8 +32,12 @@ KEY_BYTES, KEY_BYTES_OF_MANY_LINES = 16384, 8192
 MANY_LINES = 64
 # Lines of partial results that a program reads at once, beside its results.
 GROUP_LINES, GROUP_LINES_OF_MANY = 128, 64
-# Double buffering of keys and values: one tile is copied while the other is multiplied.
-NUM_STAGES = 3
+# Of results of more numbers, such as latents.
+MOST_DIMS, GROUP_LINES_OF_LONG = 256, 32
+# Double buffering of keys and values: one tile is copied while the other is multiplied. Of longer
+# rows shared memory holds one.
+NUM_STAGES, NUM_STAGES_OF_LONG = 3, 2
+MOST_ROW_BYTES = 1024
 
 
 def paged_attention(
@@ -48,7 +52,9 @@ def paged_attention(
     shape, partials = layout.shape, layout.partials
     assert query.stride(2) == out.stride(2) == pairs.stride(3) == 1
     sums = out if log_sums is None else log_sums
-    dims = max(triton.next_power_of_2(shape.head_dim), LEAST_DIM)
+    dims, rotated_dims = (
+        max(triton.next_power_of_2(size), LEAST_DIM) for size in (shape.head_dim, shape.rotated_dim)
+    )
     lines = max(layout.tile_lines, LEAST_DIM)
     by_row = are_by_row(spec.scales)
     attend_tiles[layout.launch_items, shape.num_kv_heads](
@@ -60,6 +66,7 @@ def paged_attention(
         query.stride(0), query.stride(1), pairs.stride(0), pairs.stride(1), pairs.stride(2),
         out.stride(0), out.stride(1), sums.stride(0),
         BLOCK_SIZE=layout.block_size, SHARE=shape.share, HEAD_DIM=shape.head_dim, DIMS=dims,
+        ROTATED_DIM=shape.rotated_dim, ROTATED_DIMS=rotated_dims,
         LINES=lines, HAS_SUMS=log_sums is not None, KEEP=triton_type(out.dtype),
         HAS_WINDOW=spec.window is not None, HAS_SOFTCAP=spec.softcap is not None,
         HAS_SCALES=spec.scales is not None and not by_row, BY_ROW=by_row,
@@ -76,10 +83,12 @@ def tile_options(dims: int, dtype: torch.dtype, lines: int) -> dict[str, object]
     are_many = lines >= MANY_LINES
     key_bytes = KEY_BYTES_OF_MANY_LINES if are_many else KEY_BYTES
     group_lines = GROUP_LINES_OF_MANY if are_many else GROUP_LINES
+    if dims > MOST_DIMS:
+        group_lines = GROUP_LINES_OF_LONG
     return {
         "COLUMNS": min(max(key_bytes // row_bytes, LEAST_COLUMNS), COLUMN_STEP),
         "GROUP": max(group_lines // lines, 1),
         "DOT": dot_type(dtype),
         "num_warps": 8 if row_bytes > 256 or dtype.itemsize == 4 else 4,
-        "num_stages": NUM_STAGES,
+        "num_stages": NUM_STAGES_OF_LONG if row_bytes > MOST_ROW_BYTES else NUM_STAGES,
     }

@@ -15,10 +15,12 @@ def paged_attention(
     query: Tensor, pairs: Tensor, layout: StepLayout, spec: LayerSpec,
     out: Tensor, *, log_sums: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Write the attention of `query` [rows, heads, head_dim] over what each row sees to `out`.
+    """Write the attention of `query` [rows, heads, head_dim + rotated_dim] over what each row sees
+    to `out` [rows, heads, head_dim].
 
     `pairs` [slots, 2, kv_heads, head_dim] are the layer's keys and values, the step's own included;
-    FP8 ones are multiplied by `spec.scales`. Slots that no row sees may have any content. Sums are
+    FP8 ones are multiplied by `spec.scales`. Latents are [slots, 1, kv_heads, head_dim +
+    rotated_dim], not in FP8. Slots that no row sees may have any content. Sums are
     taken in float32. A row that sees nothing gets zeros. `log_sums` float32 [rows, heads] gets the
     natural log of the sum of exponentials of the row's logits. Rows that are not part of the layout
     are left as they are, in both.
@@ -31,12 +33,13 @@ def paged_attention(
         rows = slice(first, first + num_rows)
         slots, visible = _columns(layout, request, spec.window)
         seen = visible.any(dim=0)
-        keys, values = pairs[slots].float().masked_fill(~seen[:, None, None, None], 0).unbind(1)
+        sides = pairs[slots].float().masked_fill(~seen[:, None, None, None], 0)
+        keys, values = sides[:, 0], sides[:, -1, :, : shape.head_dim]
         if spec.scales is not None:
             scales = spec.scales[slots] if are_by_row(spec.scales) else spec.scales
             key_scales, value_scales = scales[..., None].unbind(-3)
             keys, values = keys * key_scales, values * value_scales
-        lines = query[rows].float().view(num_rows, shape.num_kv_heads, shape.share, shape.head_dim)
+        lines = query[rows].float().unflatten(1, (shape.num_kv_heads, shape.share))
         logits = torch.einsum("rksd,ckd->rksc", lines, keys) * spec.scaling
         if spec.softcap is not None:
             logits = torch.tanh(logits / spec.softcap) * spec.softcap

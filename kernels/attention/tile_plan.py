@@ -35,6 +35,8 @@ TILE_LINES = (16, 32, 64)
 # also multiplied in registers.
 MOST_KEY_BYTES = {2: 512, 4: 256}
 LINES_OF_LONG_KEYS = 32
+# Latents in float32.
+MOST_BYTES_OF_LONG, LINES_OF_LONGER_KEYS = 1024, 16
 # Lines of partial results of all requests together, and of one.
 PARTIAL_BYTES = 512 * 2**20
 LEAST_SPLIT_LINES, MOST_SPLIT_LINES = 256, 2048
@@ -60,10 +62,14 @@ class SplitRule:
         """The rule where steps have up to `max_requests` requests; `itemsize` of a number."""
         line_bytes = 4 * shape.num_kv_heads * shape.head_dim
         lines = PARTIAL_BYTES // (line_bytes * max(max_requests, 1))
-        is_long = shape.head_dim * itemsize > MOST_KEY_BYTES[itemsize]
+        key_bytes, most_lines = shape.head_dim * itemsize, TILE_LINES[-1]
+        if key_bytes > MOST_BYTES_OF_LONG:
+            most_lines = LINES_OF_LONGER_KEYS
+        elif key_bytes > MOST_KEY_BYTES[itemsize]:
+            most_lines = LINES_OF_LONG_KEYS
         return cls(
-            shape.share, min(max(lines, LEAST_SPLIT_LINES), MOST_SPLIT_LINES),
-            LINES_OF_LONG_KEYS if is_long else TILE_LINES[-1], PROGRAMS // shape.num_kv_heads,
+            shape.share, min(max(lines, LEAST_SPLIT_LINES), MOST_SPLIT_LINES), most_lines,
+            PROGRAMS // shape.num_kv_heads,
         )  # fmt: skip
 
     @property

@@ -33,17 +33,28 @@ def _soft_bounded(logits, bound):
 
 
 @triton.jit
-def _load_pairs(cache, slots, seen, dims, dim_ok, DOT: tl.constexpr, BY_ROW: tl.constexpr):
-    """Keys and values of `slots`, and what logits of the keys are multiplied by.
+def _load_pairs(
+    cache, slots, seen, numbers, DOT: tl.constexpr, BY_ROW: tl.constexpr, ROTATED_DIM: tl.constexpr
+):  # fmt: skip
+    """Keys (as (key, rotated part)) and values of `slots`, and what logits of the keys are
+    multiplied by.
 
     Zeros where no row sees them, since 0 * NaN is NaN.
     """
     pairs, scales, stride_slot, stride_value, stride_scale = cache
+    dims, dim_ok, rotated_dims, rotated_ok = numbers
     slots = slots.to(tl.int64)
     offsets = slots[:, None] * stride_slot + dims[None, :]
     mask = seen[:, None] & dim_ok[None, :]
     keys = tl.load(pairs + offsets, mask=mask, other=0.0).to(DOT)
-    values = tl.load(pairs + stride_value + offsets, mask=mask, other=0.0).to(DOT)
+    if ROTATED_DIM > 0:
+        values = keys
+        at_rotated = pairs + (slots[:, None] * stride_slot + rotated_dims[None, :])
+        rotated_mask = seen[:, None] & rotated_ok[None, :]
+        rotated = tl.load(at_rotated, mask=rotated_mask, other=0.0).to(DOT)
+    else:
+        values = tl.load(pairs + stride_value + offsets, mask=mask, other=0.0).to(DOT)
+        rotated = keys
     key_scales = 1.0
     if BY_ROW:
         at = scales + slots * 2 * stride_scale
@@ -51,17 +62,25 @@ def _load_pairs(cache, slots, seen, dims, dim_ok, DOT: tl.constexpr, BY_ROW: tl.
         value_scales = tl.load(at + stride_scale, mask=seen, other=1.0)
         # Exact: powers of two.
         values *= value_scales.to(DOT)[:, None]
-    return keys, values, key_scales
+    return (keys, rotated), values, key_scales
 
 
 @triton.jit
 def _fold(
-    state, lines, keys, values, visible, logit_scale, softcap,
-    HAS_SOFTCAP: tl.constexpr, KEEP: tl.constexpr,
+    state, query, key, values, visible, logit_scale, softcap,
+    HAS_SOFTCAP: tl.constexpr, KEEP: tl.constexpr, ROTATED_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Add a tile of columns to (weighted sum, weight, largest logit to the base 2) of each line."""
+    """Add a tile of columns to (weighted sum, weight, largest logit to the base 2) of each line.
+
+    query, key  vectors of lines and columns, and their rotated parts, which only latents have
+    """
     total, weight, top = state
-    logits = tl.dot(lines, tl.trans(keys), input_precision="ieee") * logit_scale
+    lines, rotated_lines = query
+    keys, rotated_keys = key
+    logits = tl.dot(lines, tl.trans(keys), input_precision="ieee")
+    if ROTATED_DIM > 0:
+        logits = tl.dot(rotated_lines, tl.trans(rotated_keys), logits, input_precision="ieee")
+    logits *= logit_scale
     if HAS_SOFTCAP:
         logits = _soft_bounded(logits, softcap)
     logits = tl.where(visible, logits * LOG2E, float("-inf"))
@@ -78,15 +97,16 @@ def _fold(
 
 @triton.jit
 def _over_context(
-    state, queries, bounds, table, cache, dims, dim_ok, scoring,
+    state, queries, bounds, table, cache, numbers, scoring,
     BLOCK_SIZE: tl.constexpr, COLUMNS: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr, BY_ROW: tl.constexpr, KEEP: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, BY_ROW: tl.constexpr, KEEP: tl.constexpr, DOT: tl.constexpr,
+    ROTATED_DIM: tl.constexpr,
 ):  # fmt: skip
     """Add the context's columns `bounds` (begin, end), which all lines see, except for
     the window.
 
-    `queries` (vectors [lines, dims], positions, whether a line is used); `cache` as `_load_pairs`
-    takes it; `scoring` (scale of the logits, window, softcap).
+    `queries` (vectors as `_fold` takes them, positions, whether a line is used); `cache` and
+    `numbers` as `_load_pairs` takes them; `scoring` (scale of the logits, window, softcap).
     """
     lines, position, is_line = queries
     begin, end = bounds
@@ -97,7 +117,7 @@ def _over_context(
         seen = column < end
         slots = block.to(tl.int64) * BLOCK_SIZE + column % BLOCK_SIZE
         keys, values, key_scales = _load_pairs(
-            cache, slots, seen, dims, dim_ok, lines.dtype, BY_ROW
+            cache, slots, seen, numbers, DOT, BY_ROW, ROTATED_DIM
         )
         # Block ids are loaded one iteration ahead; otherwise the copies of keys could not be
         # pipelined.
@@ -107,16 +127,18 @@ def _over_context(
         if HAS_WINDOW:
             visible = visible & (position[:, None] - column[None, :] < window)
         scale = logit_scale * key_scales
-        state = _fold(state, lines, keys, values, visible, scale, softcap, HAS_SOFTCAP, KEEP)
+        state = _fold(
+            state, lines, keys, values, visible, scale, softcap, HAS_SOFTCAP, KEEP, ROTATED_DIM
+        )
         column = following
     return state
 
 
 @triton.jit
 def _over_own(
-    state, queries, own_columns, bits, cache, dims, dim_ok, scoring,
+    state, queries, own_columns, bits, cache, numbers, scoring,
     COLUMNS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
-    BY_ROW: tl.constexpr, KEEP: tl.constexpr,
+    BY_ROW: tl.constexpr, KEEP: tl.constexpr, DOT: tl.constexpr, ROTATED_DIM: tl.constexpr,
 ):  # fmt: skip
     """Add the step's own columns (slots, positions, number), masked by `bits`.
 
@@ -143,10 +165,12 @@ def _over_own(
         seen = tl.max(visible.to(tl.int32), 0) > 0
         slots = tl.load(own_slots + column, mask=is_column, other=0)
         keys, values, key_scales = _load_pairs(
-            cache, slots, seen, dims, dim_ok, lines.dtype, BY_ROW
+            cache, slots, seen, numbers, DOT, BY_ROW, ROTATED_DIM
         )
         scale = logit_scale * key_scales
-        state = _fold(state, lines, keys, values, visible, scale, softcap, HAS_SOFTCAP, KEEP)
+        state = _fold(
+            state, lines, keys, values, visible, scale, softcap, HAS_SOFTCAP, KEEP, ROTATED_DIM
+        )
     return state
 
 
@@ -305,6 +329,7 @@ def attend_tiles(
     stride_query_row, stride_query_head, stride_slot, stride_value, stride_kv_head,
     stride_out_row, stride_out_head, stride_sums_row,
     BLOCK_SIZE: tl.constexpr, SHARE: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
+    ROTATED_DIM: tl.constexpr, ROTATED_DIMS: tl.constexpr,
     LINES: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SCALES: tl.constexpr,
     BY_ROW: tl.constexpr, HAS_SUMS: tl.constexpr, KEEP: tl.constexpr, DOT: tl.constexpr,
@@ -313,6 +338,9 @@ def attend_tiles(
     kv_head = tl.program_id(1)
     dims = tl.arange(0, DIMS)
     dim_ok = dims < HEAD_DIM
+    rotated_dims = HEAD_DIM + tl.arange(0, ROTATED_DIMS)
+    rotated_ok = rotated_dims < HEAD_DIM + ROTATED_DIM
+    numbers = (dims, dim_ok, rotated_dims, rotated_ok)
     scoring = (_logit_scale(scaling, scales, kv_head, HAS_SCALES), window, softcap)
     heads = tl.num_programs(1)
     cache = (
@@ -327,18 +355,25 @@ def attend_tiles(
         line_mask = is_line[:, None] & dim_ok[None, :]
         at_query = _head_pointers(query, wide_row, head, dims, stride_query_row, stride_query_head)
         lines = tl.load(at_query, mask=line_mask, other=0.0).to(DOT)
-        queries = (lines, position, is_line)
+        rotated_lines = lines
+        if ROTATED_DIM > 0:
+            at_rotated = _head_pointers(
+                query, wide_row, head, rotated_dims, stride_query_row, stride_query_head
+            )
+            rotated_mask = is_line[:, None] & rotated_ok[None, :]
+            rotated_lines = tl.load(at_rotated, mask=rotated_mask, other=0.0).to(DOT)
+        queries = ((lines, rotated_lines), position, is_line)
         state = _over_context(
             _empty_state(LINES, DIMS), queries, _context_bounds(item, position, window, HAS_WINDOW),
-            blocks + tl.load(first_blocks + request), cache, dims, dim_ok, scoring,
-            BLOCK_SIZE, COLUMNS, HAS_WINDOW, HAS_SOFTCAP, BY_ROW, KEEP,
+            blocks + tl.load(first_blocks + request), cache, numbers, scoring,
+            BLOCK_SIZE, COLUMNS, HAS_WINDOW, HAS_SOFTCAP, BY_ROW, KEEP, DOT, ROTATED_DIM,
         )  # fmt: skip
         first_own = tl.load(facts + 3)
         own_columns = (own_slots + first_own, own_positions + first_own, tl.load(item + 5))
         bits = (tl.load(facts + 5), row - tl.load(facts), ancestors + wide_row * num_words)
         state = _over_own(
-            state, queries, own_columns, bits, cache, dims, dim_ok, scoring,
-            COLUMNS, HAS_WINDOW, HAS_SOFTCAP, BY_ROW, KEEP,
+            state, queries, own_columns, bits, cache, numbers, scoring,
+            COLUMNS, HAS_WINDOW, HAS_SOFTCAP, BY_ROW, KEEP, DOT, ROTATED_DIM,
         )  # fmt: skip
         results = _finish(state, scales, kv_head, HAS_SCALES)
         places = (wide_row, head, is_line, dims, dim_ok)

@@ -111,7 +111,7 @@ def write_kv(
     if not num_rows:
         return
     by_row = are_by_row(scales)
-    store_rows[num_rows, 2](
+    store_rows[num_rows, pairs.shape[1]](
         keys, values, pairs, slots, pairs if scales is None else scales,
         keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
         pairs.stride(0), pairs.stride(1), pairs.stride(2),

@@ -21,13 +21,14 @@ def write_kv(
 
     There may be more slots than rows; the first count.
 
-    `pairs` [slots, 2, kv_heads, head_dim] is one layer of the cache. In a cache of FP8 numbers
+    `pairs` [slots, 2, kv_heads, head_dim] is one layer of the cache; of latents [slots, 1, ...],
+    which takes keys alone. In a cache of FP8 numbers
     (e4m3) they are divided by `scales` and clamped to the range of the format: float32 [2,
     kv_heads], or [slots, 2, kv_heads] of a scale for every row, which is stored there.
     """
     slots = slots[: len(keys)]
     real = slots >= 0
-    stored = torch.stack((keys, values), dim=1)[real]
+    stored = torch.stack((keys, values)[: pairs.shape[1]], dim=1)[real]
     if scales is not None:
         if are_by_row(scales):
             own = row_scales(stored.float().abs().amax(dim=-1))

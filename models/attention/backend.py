@@ -44,13 +44,18 @@ def choose_backend(
     choice cannot run here.
     """
     machine = Machine.of(kv.data.device)
+    rotated = kv.rotated_dim
     if kv.scales is None:
-        choice = choose_attention(machine, dtype, block_size, wanted)
+        choice = choose_attention(machine, dtype, block_size, wanted, has_latents=rotated > 0)
     else:
         choice = choose_for_fp8(machine, wanted)
     if choice.name == "sdpa":
         return SdpaBackend(kv, block_size), choice
-    shape = AttentionShape(num_heads, kv.data.shape[3], kv.data.shape[4])
+    num_kv_heads, key_dim = kv.data.shape[3:]
+    if rotated:
+        shape = AttentionShape.of_latents(num_heads, key_dim - rotated, rotated)
+    else:
+        shape = AttentionShape(num_heads, num_kv_heads, key_dim)
     kind = FlashBackend if choice.name == "flash_attn" else KernelBackend
     return kind(kv, block_size, shape, tiles=tiles), choice
 

@@ -73,9 +73,12 @@ class StepKernels:
         self, layer: int, query: Tensor, scaling: float,
         window: int | None = None, softcap: float | None = None,
     ) -> Tensor:  # fmt: skip
-        """Attention of `query` [rows, heads, head_dim], same shape; see `StepAttention.attend`."""
+        """Attention of `query` [rows, heads, head_dim], same shape; see `StepAttention.attend`.
+
+        Of latents, queries have their rotated part behind, and results do not.
+        """
         spec = LayerSpec(scaling, window, softcap, self._backend.scales(layer))
-        return self._attend(query, self._backend.kv.layers[layer], spec)
+        return self._attend(query, self._backend.pairs[layer], spec)
 
 
 class KernelBackend:
@@ -88,6 +91,8 @@ class KernelBackend:
         self.kv = kv
         self.ops = load_ops(implementation)
         self._shape, self.block_size = shape, block_size
+        # Groups of heads that read the same latents do so by a stride of zero.
+        self.pairs = [layer.expand(-1, -1, shape.num_kv_heads, -1) for layer in kv.layers]
         tiles = tiles or TileOptions()
         itemsize = kv.data.itemsize if kv.scales is None else 2
         rule = SplitRule.of(shape, tiles.max_requests, itemsize)
@@ -191,7 +196,8 @@ def _attend(
     ours: Callable[..., None], layout: StepLayout, query: Tensor, pairs: Tensor, spec: LayerSpec,
     *, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    out = torch.empty_like(query) if out is None else out
+    if out is None:
+        out = query.new_empty(*query.shape[:2], layout.shape.head_dim)
     ours(query, pairs, layout, spec, out)
     return out
 

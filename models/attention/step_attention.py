@@ -29,7 +29,8 @@ class PagedKv:
 
     One tensor [layers, slots, 2, kv_heads, head_dim] holds both, key first, so that a layer's
     write and gather are one operation each. Latents, which are keys and values at once
-    (`latent.py`), have one side: [layers, slots, 1, 1, width]. Contents begin as zeros: masked
+    (`latent.py`), have one side: [layers, slots, 1, 1, head_dim + rotated_dim], of which the last
+    `rotated_dim` are no part of the value. Contents begin as zeros: masked
     columns are multiplied by a probability of exactly zero and must therefore be finite.
 
     A cache of FP8 numbers (e4m3; backend `triton` only) has `scales` float32, which stored keys and
@@ -39,12 +40,13 @@ class PagedKv:
 
     def __init__(
         self, num_layers: int, num_slots: int, num_kv_heads: int, head_dim: int,
+        rotated_dim: int = 0,
         *, dtype: torch.dtype = torch.float32, device: str = "cpu", scales: Tensor | None = None,
-        num_sides: int = 2,
     ) -> None:  # fmt: skip
-        self.scales = scales
+        self.scales, self.rotated_dim = scales, rotated_dim
         self.num_slots = num_slots
-        shape = (num_layers, num_slots, num_sides, num_kv_heads, head_dim)
+        num_sides = 1 if rotated_dim else 2
+        shape = (num_layers, num_slots, num_sides, num_kv_heads, head_dim + rotated_dim)
         self.data = torch.zeros(shape, dtype=dtype, device=device)
         # Views made once: indexing a tensor costs microseconds in every layer of every step.
         self.layers = self.data.unbind(0)

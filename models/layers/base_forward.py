@@ -104,14 +104,10 @@ class BaseForward:
 
     @property
     def wants_torch(self) -> bool:
-        """Whether its attention has what torch's own computes alone: chunks, sinks, latents."""
+        """Whether its attention has what torch's own computes alone: chunks or sinks."""
         types = getattr(self._whole.config, "layer_types", None) or ()
         modules = [module for layer in self.layers for module in layer.modules()]
-        return (
-            "chunked_attention" in types
-            or any(hasattr(module, "sinks") for module in modules)
-            or any(map(has_latents, modules))
-        )
+        return "chunked_attention" in types or any(hasattr(module, "sinks") for module in modules)
 
     def embedded(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """What the first layer reads, [rows, hidden_size], of int64 tokens at int64 positions."""

@@ -82,7 +82,7 @@ class WeightMemory:
 
     def kv_bytes(self, dtype: str) -> int:
         """Bytes of a token's keys and values, or latents, over all stages."""
-        return self.num_kv_layers * prod(self.kv) * DTYPES[dtype].itemsize
+        return self.num_kv_layers * self.kv.num_numbers * DTYPES[dtype].itemsize
 
     def state_bytes(self, dtype: str) -> tuple[int, int]:
         """Bytes of the states of a text, and of what is kept of a row, over all stages."""

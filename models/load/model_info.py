@@ -101,22 +101,30 @@ def num_kv_heads(config: PretrainedConfig) -> int:
 
 
 class KvShape(NamedTuple):
-    """What a layer keeps of a token: sides of heads.
+    """What a layer keeps of a token: keys and values of heads, or a latent.
 
-    num_sides  2: keys and values; 1: latents, which are both (`models/attention/latent.py`)
+    head_dim     width of a value, and of a key but for `rotated_dim`
+    rotated_dim  of a latent, which is key and value at once (`models/attention/latent.py`): numbers
+                 that only the key has; 0: no latent
     """
 
-    num_sides: int
     num_heads: int
     head_dim: int
+    rotated_dim: int = 0
+
+    @property
+    def num_numbers(self) -> int:
+        """Of a token."""
+        num_sides = 1 if self.rotated_dim else 2
+        return num_sides * self.num_heads * (self.head_dim + self.rotated_dim)
 
 
 def kv_shape(config: PretrainedConfig) -> KvShape:
     """Of a layer with attention."""
     rank = declared(config, "kv_lora_rank")
     if rank is not None:
-        return KvShape(1, 1, rank + config.qk_rope_head_dim)
-    return KvShape(2, num_kv_heads(config), head_dim(config))
+        return KvShape(1, rank, config.qk_rope_head_dim)
+    return KvShape(num_kv_heads(config), head_dim(config))
 
 
 def _eos_token_ids(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:

@@ -234,20 +234,21 @@ def make_kv(
     """An empty cache, in the stage's dtype or in FP8. FP8 uses the checkpoint's calibrated scales,
     or without these a scale for every row.
 
-    Raises `ConfigError` (`kv_cache_dtype`), and (`kv_cache_tokens`) where the host has no memory
-    for it.
+    Raises `ConfigError` (`kv_cache_dtype`), also for latents in FP8, and (`kv_cache_tokens`) where
+    the host has no memory for it.
     """
     if kv_cache_dtype not in ("auto", "fp8"):
         raise ConfigError("kv_cache_dtype", f"must be auto or fp8, not {kv_cache_dtype!r}")
-    sides, heads, dim = kv_shape(part.config)
+    shape, num_slots = kv_shape(part.config), num_blocks * block_size
     dtype, scales = part.dtype, None
     if kv_cache_dtype == "fp8":
+        if shape.rotated_dim:
+            raise ConfigError("kv_cache_dtype", "cannot be fp8: the model keeps latents; use auto")
         dtype, scales = torch.float8_e4m3fn, part.kv_scales
         if scales is None:
-            size = (part.num_kv_layers, num_blocks * block_size, sides, heads)
+            size = (part.num_kv_layers, num_slots, 2, shape.num_heads)
             scales = torch.ones(size, device=part.device)
-    num_slots = num_blocks * block_size
-    num_bytes = part.num_kv_layers * num_slots * sides * heads * dim * dtype.itemsize
+    num_bytes = part.num_kv_layers * num_slots * shape.num_numbers * dtype.itemsize
     if not _has_room(part.device, num_bytes):
         raise ConfigError(
             "kv_cache_tokens",
@@ -255,8 +256,8 @@ def make_kv(
             "or cut the model into more stages",
         )
     return PagedKv(
-        part.num_kv_layers, num_slots, heads, dim,
-        dtype=dtype, device=str(part.device), scales=scales, num_sides=sides,
+        part.num_kv_layers, num_slots, *shape,
+        dtype=dtype, device=str(part.device), scales=scales,
     )  # fmt: skip
 
 

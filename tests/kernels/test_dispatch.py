@@ -57,6 +57,14 @@ def test_what_cannot_run_is_refused(machine: Machine, wanted: str, message: str)
         choose_attention(machine, torch.bfloat16, 256, wanted)
 
 
+def test_latents_are_read_by_draftlines_kernels() -> None:
+    facts = WITH_FLASH, torch.bfloat16, 256
+    assert choose_attention(*facts, has_latents=True).name == "triton"
+    assert choose_attention(CPU, torch.bfloat16, 256, has_latents=True).name == "sdpa"
+    with pytest.raises(ConfigError, match="cannot be flash_attn: it reads no latents"):
+        choose_attention(*facts, "flash_attn", has_latents=True)
+
+
 def test_triton_is_not_imported_where_it_is_not_used() -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"

@@ -46,6 +46,17 @@ def test_write(name: str, stored: torch.dtype) -> None:
     np.testing.assert_array_equal(bits(data[0]), bits(before[0]))
 
 
+@pytest.mark.parametrize("name", ["reference", "triton"])
+def test_latents_have_one_side(name: str) -> None:
+    data = cache(torch.bfloat16, heads=1)[:, :, :1].contiguous()
+    before = data.clone()
+    slots = torch.tensor([7, -1, 0], dtype=torch.int32, device=DEVICE)
+    rows = torch.randn(3, 1, 10, device=DEVICE).bfloat16()
+    load_ops(name).write_kv(rows, rows, data[1], slots)
+    before[1, [7, 0], 0] = rows[[0, 2]]
+    np.testing.assert_array_equal(bits(data), bits(before))
+
+
 @pytest.mark.gpu
 def test_fp8_is_rounded_as_torch_does() -> None:
     ours, theirs = cache(FP8), cache(FP8)

@@ -20,7 +20,7 @@ from ....models.attention.backend import choose_backend
 from ....models.attention.kernel_attention import TileOptions
 from ....models.attention.step_attention import PagedKv
 from ....models.layers.model_slice import ModelSlice, cut_slice
-from ....models.load.model_info import head_dim, num_kv_heads
+from ....models.load.model_info import kv_shape
 from ....models.load.partition import LayerSpan
 from ....models.stage.plain_path import PlainPath, make_states
 from ....models.stage.stage import Stage
@@ -54,7 +54,7 @@ def random_kv(
 ) -> PagedKv:  # fmt: skip
     """A cache full of noise: kernels run faster over zeros."""
     kv = PagedKv(
-        num_layers, num_slots, num_kv_heads(config), head_dim(config),
+        num_layers, num_slots, *kv_shape(config),
         dtype=dtype, device=str(device),
     )  # fmt: skip
     for layer in kv.layers:

@@ -47,7 +47,7 @@ NUMBERS = {
 
 def attend(name: str, case: Case, layout: StepLayout) -> tuple[torch.Tensor, torch.Tensor]:
     """Results and log-sums, in tensors that were NaN."""
-    out = torch.full_like(case.query, torch.nan)
+    out = torch.full_like(case.query[..., : case.shape.head_dim], torch.nan)
     sums = torch.full(case.query.shape[:2], torch.nan, device=DEVICE)
     load_ops(name).paged_attention(case.query, case.pairs, layout, case.spec, out, log_sums=sums)
     return out, sums
@@ -86,6 +86,16 @@ def test_equals_dense_attention(name: str, model: tuple, numbers: str) -> None:
         LayerSpec(head_dim**-0.5, window, softcap, scales),
         dtype=dtype, stored=stored, block_size=block_size,
     )  # fmt: skip
+    assert_exact(case, *attend(name, case, case.layout()))
+
+
+@pytest.mark.parametrize("numbers", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_latents_are_keys_and_values_of_all_heads(name: str, numbers: str) -> None:
+    """Of three groups of 14 heads, with trees, chunks and a split context."""
+    shape = AttentionShape.of_latents(42, 24, 8)
+    assert (shape.num_kv_heads, shape.share) == (3, 14)
+    case = make_case(PARTS, shape, LayerSpec(0.25), dtype=NUMBERS[numbers][0])
     assert_exact(case, *attend(name, case, case.layout()))
 
 

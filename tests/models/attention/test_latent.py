@@ -34,12 +34,16 @@ def logits(stage: Stage, request: PagedRequest, first: int, last: int) -> np.nda
     return stage.logits(step, None, np.arange(last - first)).numpy()
 
 
-def test_chunks_of_any_size_give_the_logits_of_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "attention", ["sdpa", pytest.param("triton", marks=pytest.mark.full)]
+)  # fmt: skip
+def test_chunks_of_any_size_give_the_logits_of_transformers(attention: str, tmp_path: Path) -> None:
     folder = save_tiny_model("deepseek_v3", tmp_path)
     peer = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     with torch.no_grad():
         expected = peer(torch.tensor([TEXT])).logits[0].numpy()
-    stage, request = stage_of(folder), PagedRequest(range(NUM_BLOCKS))
+    stage = stage_of(folder, attention=attention)
+    request = PagedRequest(range(NUM_BLOCKS))
     bounds = ((0, 100), (100, 101), (101, 150), (150, 210))
     found = [logits(stage, request, *own) for own in bounds]
     np.testing.assert_allclose(np.concatenate(found), expected, atol=1e-4)

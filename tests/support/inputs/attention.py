@@ -66,18 +66,20 @@ class Case:
         pairs = self.pairs.to(torch.float64).cpu().numpy()
         if self.spec.scales is not None:
             pairs = pairs * self.spec.scales.to(torch.float64).cpu().numpy()[..., None]
+        keys, values = pairs[:, 0], pairs[:, -1, :, : self.shape.head_dim]
+        keys, values = (side.repeat(self.shape.share, axis=1) for side in (keys, values))
         query = self.query.to(torch.float64).cpu().numpy()
         out, sums = [], []
         for rows, first in zip(self.requests, self.step.request_starts, strict=False):
             slots, visible = seen_by(rows, self.block_size, self.spec.window)
             for row, sees in enumerate(visible):
-                keys, values = pairs[slots[sees]].repeat(self.shape.share, axis=2).swapaxes(0, 1)
-                logits = np.einsum("hd,chd->hc", query[first + row], keys) * self.spec.scaling
+                seen = slots[sees]
+                logits = np.einsum("hd,chd->hc", query[first + row], keys[seen]) * self.spec.scaling
                 if self.spec.softcap is not None:
                     logits = self.spec.softcap * np.tanh(logits / self.spec.softcap)
                 weights = np.exp(logits)
                 total = weights.sum(axis=1)
-                out.append(np.einsum("hc,chd->hd", weights / total[:, None], values))
+                out.append(np.einsum("hc,chd->hd", weights / total[:, None], values[seen]))
                 sums.append(np.log(total))
         return np.array(out), np.array(sums)
 
@@ -113,14 +115,17 @@ def make_case(
     step = make_step(requests)
     num_slots = sum(counts) * block_size
     torch.manual_seed(seed)
-    query = torch.randn(len(step.token_ids), shape.num_heads, shape.head_dim)
-    pairs = torch.full((num_slots, 2, shape.num_kv_heads, shape.head_dim), torch.nan)
+    key_dim, num_sides = shape.head_dim + shape.rotated_dim, 1 if shape.rotated_dim else 2
+    num_kept = 1 if shape.rotated_dim else shape.num_kv_heads
+    query = torch.randn(len(step.token_ids), shape.num_heads, key_dim)
+    pairs = torch.full((num_slots, num_sides, num_kept, key_dim), torch.nan)
     for rows in requests:
         slots, visible = seen_by(rows, block_size, spec.window)
         seen = torch.from_numpy(slots[visible.any(axis=0)])
         pairs[seen] = torch.randn(len(seen), *pairs.shape[1:])
     return Case(
-        requests, step, query.to(DEVICE, dtype), pairs.to(DEVICE, stored or dtype), shape, spec,
+        requests, step, query.to(DEVICE, dtype),
+        pairs.to(DEVICE, stored or dtype).expand(-1, -1, shape.num_kv_heads, -1), shape, spec,
         block_size,
     )  # fmt: skip
 

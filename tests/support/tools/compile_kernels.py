@@ -37,6 +37,8 @@ OPTIONS = ("num_warps", "num_stages")
 # Bytes that a block may have, by compute capability.
 MOST_SHARED = {90: 227 * 1024, 89: 99 * 1024}
 HEAD_DIMS = (64, 96, 128, 256)
+# Rank and rotated part of DeepSeek-V3's.
+LATENT = (512, 64)
 # Bytes a thread that registers may spill; and of plain kernels. The compiler spills a number or two
 # where that lets more blocks run at once; Triton 3.6 some more, outside the loops.
 IS_OLD = tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7)
@@ -86,6 +88,14 @@ def attention_cases() -> Iterator[tuple[str, Resources]]:
             )
             kind = "plain" if plain else "with window, softcap and sums"
             yield f"attend_tiles {NAMES[dtype]} {head_dim} {lines} sm_{capability} {kind}", facts
+    for dtype, capability in itertools.product(NAMES, MOST_SHARED):
+        rule = SplitRule.of(AttentionShape.of_latents(128, *LATENT), 1, dtype.itemsize)
+        for lines in (lines for lines in TILE_LINES if lines <= rule.tile_lines):
+            facts = attention(
+                dtype, LATENT[0], NAMES[dtype], lines,
+                plain=True, capability=capability, rotated_dim=LATENT[1],
+            )  # fmt: skip
+            yield f"attend_tiles {NAMES[dtype]} latents {lines} sm_{capability}", facts
     for lines, by_row in itertools.product(TILE_LINES, (False, True)):
         facts = attention(torch.bfloat16, 128, "fp8e4nv", lines, by_row=by_row)
         yield f"attend_tiles bf16 128 {lines} fp8{' by row' if by_row else ''}", facts
@@ -93,7 +103,7 @@ def attention_cases() -> Iterator[tuple[str, Resources]]:
 
 def attention(
     dtype: torch.dtype, head_dim: int, stored: str, lines: int = 64,
-    *, plain: bool = False, by_row: bool = False, capability: int = 90,
+    *, plain: bool = False, by_row: bool = False, capability: int = 90, rotated_dim: int = 0,
 ) -> Resources:  # fmt: skip
     """Raises where no copy is under way while a tile is multiplied, or registers do not suffice."""
     dims = triton.next_power_of_2(head_dim)
@@ -118,6 +128,7 @@ def attention(
     }  # fmt: skip
     constants = {
         "BLOCK_SIZE": 16, "SHARE": 4, "HEAD_DIM": head_dim, "DIMS": dims,
+        "ROTATED_DIM": rotated_dim, "ROTATED_DIMS": rotated_dim or 16,
         "LINES": lines, "HAS_WINDOW": not plain, "HAS_SOFTCAP": not plain,
         "HAS_SCALES": stored == "fp8e4nv" and not by_row, "BY_ROW": by_row, "HAS_SUMS": not plain,
         "KEEP": triton_type(dtype),
@@ -126,7 +137,8 @@ def attention(
     chosen = {name: options[name] for name in OPTIONS}
     taken = compiled(attention_kernels.attend_tiles, types, constants, capability, **chosen)
     # The first wait is in the loop over the context: keys and values of a tile may be missing.
-    assert taken.waits[0] > 0, taken
+    # Latents in float32 have no room for that.
+    assert taken.waits[0] > 0 or options["num_stages"] < paged_attention.NUM_STAGES, taken
     # What bounds and windows add, and numbers that are made wider, may spill a little more.
     is_lean = plain and stored != "fp8e4nv"
     assert taken.stack <= (MOST_STACK_OF_LEAN if is_lean else MOST_STACK), taken
@@ -288,6 +300,9 @@ def compile_few() -> None:
     """Every kernel in the form that a GPU of compute capability 9.0 takes for bfloat16."""
     bf16 = torch.bfloat16
     print("attend_tiles bf16 128 64", attention(bf16, 128, "bf16", 64, plain=True))
+    rank, rotated = LATENT
+    latents = attention(bf16, rank, "bf16", 32, plain=True, rotated_dim=rotated)
+    print("attend_tiles bf16 latents 32", latents)
     print("multiply_quantized bf16 64", multiplying("uint4", 128, 64, bf16, 90, is_gated=True))
     print("widen_quantized", widening("uint4", 128))
     print("multiply_rows bf16 8192", multiplying_alike(bf16, 90, 8192, by_outputs=True))
