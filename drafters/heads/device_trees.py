@@ -34,7 +34,7 @@ from ..model.expansion import BestFirstExpansion
 from ..model.text_distribution import TextDistribution
 from ..model.tree_job import OVERSAMPLE
 from .networks.head_network import FeatureNetwork, HeadNetwork, SpecFormerNetwork
-from .networks.kept_keys import KeptKeys
+from .networks.kept_keys import KeptKeys, sides_of
 from .networks.parallel_networks import MedusaNetwork
 from .options import BEST_FIRST, DYNAMIC, MOST_CHILDREN, HeadOptions
 
@@ -443,13 +443,13 @@ class TreeAttention:
         """`slots` int32 [R * context], of which texts have the first `lengths`, int32 [R]."""
         self._shape = requests, width = size.requests, size.width
         self._end = size.context
-        # [2, R, kv_heads, context + nodes, head_dim] of each layer
+        # [sides, R, kv_heads, context + nodes, head_dim] of each layer
         self._stores: list[Tensor] = []
         for layer in range(len(kv.layers)):
             pairs = kv.gather(layer, slots).unflatten(0, (requests, size.context))
             heads, head_dim = pairs.shape[3:]
             num_columns = size.context + (size.levels - 1) * width
-            store = pairs.new_empty(2, requests, heads, num_columns, head_dim)
+            store = pairs.new_empty(pairs.shape[2], requests, heads, num_columns, head_dim)
             store[:, :, :, : size.context] = pairs.permute(2, 0, 3, 1, 4)
             self._stores.append(store)
         columns = torch.arange(size.context, device=slots.device)
@@ -467,8 +467,8 @@ class TreeAttention:
         """[R * W, heads, head_dim]: what each row attends to."""
         store = self._stores[index]
         own = slice(self._end - self._shape[1], self._end)
-        store[0, :, :, own] = keys.unflatten(0, self._shape).transpose(1, 2)
-        store[1, :, :, own] = values.unflatten(0, self._shape).transpose(1, 2)
+        sides = sides_of(keys, values).unflatten(1, self._shape)
+        store[:, :, :, own] = sides.transpose(2, 3)
         # Query heads are folded into the rows of their key's head: no key is repeated.
         kv_heads = keys.shape[1]
         share = queries.shape[1] // kv_heads
@@ -476,7 +476,7 @@ class TreeAttention:
         found = scaled_dot_product_attention(
             grouped.permute(0, 2, 3, 1, 4).flatten(2, 3),
             store[0, :, :, : self._end],
-            store[1, :, :, : self._end],
+            store[-1, :, :, : self._end],
             attn_mask=self._mask.repeat(1, share, 1)[:, None],
         )
         return found.unflatten(2, (share, -1)).permute(0, 3, 1, 2, 4).reshape(queries.shape)

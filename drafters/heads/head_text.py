@@ -42,15 +42,15 @@ class KeysBehind(KeptKeys):
         return self._own.num_bytes
 
     def layer(self, index: int) -> Tensor | None:
-        """[2, num_rows, kv_heads, head_dim]; None where there is nothing."""
+        """[sides, num_rows, kv_heads, head_dim]; None where there is nothing."""
         self._own.num_rows = self.num_rows - self._text.num_rows
         own = self._own.layer(index)
         return self._text.layer(index) if own is None else self._joined(index, own)
 
-    def append(self, index: int, keys: Tensor, values: Tensor) -> Tensor:
+    def append(self, index: int, own: Tensor) -> Tensor:
         """As of `KeptKeys`."""
         self._own.num_rows = self.num_rows - self._text.num_rows
-        return self._joined(index, self._own.append(index, keys, values))
+        return self._joined(index, self._own.append(index, own))
 
     def _joined(self, index: int, own: Tensor) -> Tensor:
         before = self._text.layer(index)

@@ -252,7 +252,10 @@ def paged_kv_of(
         said = network.read(projected, zero, zero, [tried], [1])
     kept = tried.layer(0) if network.num_layers else None
     # Parallel heads keep nothing.
-    shape = (0, 0) if kept is None else (kept.shape[2], kept.shape[3])
+    num_sides, _, *shape = (2, 0, 0, 0) if kept is None else kept.shape
+    if num_sides == 1:
+        # A latent. How much of it is a value, its layer says.
+        shape.insert(1, 0)
     kv = PagedKv(network.num_layers, num_slots, *shape, dtype=dtype, device=str(device))
     return kv, said
 

@@ -30,8 +30,8 @@ class PagedKv:
     One tensor [layers, slots, 2, kv_heads, head_dim] holds both, key first, so that a layer's
     write and gather are one operation each. Latents, which are keys and values at once
     (`latent.py`), have one side: [layers, slots, 1, 1, head_dim + rotated_dim], of which the last
-    `rotated_dim` are no part of the value. Contents begin as zeros: masked
-    columns are multiplied by a probability of exactly zero and must therefore be finite.
+    `rotated_dim` are no part of the value. Contents begin as zeros: masked columns are multiplied
+    by a probability of exactly zero and must therefore be finite.
 
     A cache of FP8 numbers (e4m3; backend `triton` only) has `scales` float32, which stored keys and
     values are multiplied by: [layers, 2, kv_heads], or [layers, slots, 2, kv_heads] of a scale for

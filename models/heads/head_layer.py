@@ -15,7 +15,8 @@ from .dflash_config import DFlashConfig
 from .feature_head_config import FeatureHeadConfig
 
 # Maps the layer's index and its queries, keys and values to the attention result; all are [...,
-# rows, heads, head_dim]. The caller of the head keeps earlier keys and values, and the mask.
+# rows, heads, head_dim]. Of latents keys and values are one tensor, not a copy. The caller of the
+# head keeps earlier keys and values, and the mask.
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 

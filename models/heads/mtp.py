@@ -49,6 +49,7 @@ class MtpHead(nn.Module):
         self.config = config
         mtp.embed_tokens = mtp.shared_head = None
         self.mtp: MtpModel = mtp
+        self._has_latents = any(map(has_latents, mtp.modules()))
 
     def project(self, features: Tensor) -> Tensor:
         """The target's states, which `forward` takes as they are."""
@@ -58,7 +59,9 @@ class MtpHead(nn.Module):
         self, embeddings: Tensor, features: Tensor, positions: Tensor, attend: Attend
     ) -> HeadOutput:
         """As `FeatureHead.forward`, of [rows, hidden_size] and int64 [rows]."""
-        with attending(_TextAttention(attend)):  # pyright: ignore[reportArgumentType] - the part of a step's attention that layers call
+        attention: Any = _TextAttention(attend, has_latents=self._has_latents)
+        # The part of a step's attention that layers call.
+        with attending(attention):
             states = self.mtp.forward_layer(
                 0, features[None], positions[None], None, inputs_embeds=embeddings[None]
             )[0]
@@ -68,13 +71,13 @@ class MtpHead(nn.Module):
 class _TextAttention:
     """A step's attention, as transformers' layers call it, by an `Attend`."""
 
-    def __init__(self, attend: Attend) -> None:
-        self._attend = attend
+    def __init__(self, attend: Attend, *, has_latents: bool) -> None:
+        self._attend, self._has_latents = attend, has_latents
         self._rows: tuple[Tensor, Tensor] | None = None
 
     def write_heads(self, _layer: int, keys: Tensor, values: Tensor) -> None:
-        """The rows' own, [rows, kv_heads, head_dim]."""
-        self._rows = keys, values
+        """The rows' own, [rows, kv_heads, head_dim]; of latents the keys."""
+        self._rows = keys, keys if self._has_latents else values
 
     def attend(
         self, layer: int, query: Tensor, scaling: float,

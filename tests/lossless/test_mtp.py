@@ -3,12 +3,14 @@ nothing."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from draftline import Engine, EngineConfig, SamplingParams
 from draftline.core.errors import ConfigError
 from support.fakes.fake_engine import byte_tokenizer
-from support.inputs.mtp_checkpoint import VOCAB, write_mtp_checkpoint
+from support.inputs.mtp_checkpoint import NUM_LAYERS, VOCAB, write_mtp_checkpoint
 
 TOKENS = 20
 
@@ -40,6 +42,18 @@ def test_its_drafts_change_nothing(model: str, temperature: float) -> None:
         said, proposals = answers(model, mixed, temperature, stages)
         assert said == plain
         assert proposals["mtp"] > TOKENS
+
+
+def test_it_keeps_as_much_as_a_layer_of_the_model(tmp_path: Path) -> None:
+    """Latents of DeepSeek-V3 once, as its layers do."""
+    folder = write_mtp_checkpoint(tmp_path, "deepseek_v3")
+    byte_tokenizer().save_pretrained(folder)
+    sizes = []
+    for drafters in ([], [{"kind": "mtp"}]):
+        with Engine(EngineConfig(model=str(folder), drafters=drafters)) as engine:
+            [kept] = engine.stats().stage_memory
+        sizes.append(kept.kv)
+    assert sizes[1] * NUM_LAYERS == sizes[0] * (NUM_LAYERS + 1)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def drafted(drafter: DFlash, embedding: Tensor, batch: TextBatch, text: int, pla
     kept = KeptKeys(drafter.config.num_layers)
     context = drafter.context(batch.features[text, :place])
     for index, pair in enumerate(drafter.context_keys(context, torch.arange(place))):
-        kept.append(index, *pair)
+        kept.append(index, torch.stack(pair))
     kept.num_rows = place
     tokens = drafter.block(batch.tokens[text, place : place + 1])
     positions = place + torch.arange(drafter.config.block_size)[None]

@@ -51,10 +51,10 @@ class DFlashNetwork:
         """The rows' contexts, of features alone."""
         del tokens
         context = self._head.hidden_norm(features)
-        for index, (keys, values) in enumerate(self._head.context_keys(context, positions)):
-            parts = zip(texts, keys.split(list(counts)), values.split(list(counts)), strict=True)
-            for text, own_keys, own_values in parts:
-                text.append(index, own_keys, own_values)
+        for index, pair in enumerate(self._head.context_keys(context, positions)):
+            parts = torch.stack(pair).split(list(counts), dim=1)
+            for text, own in zip(texts, parts, strict=True):
+                text.append(index, own)
         for text, count in zip(texts, counts, strict=True):
             text.num_rows += count
         return context

@@ -1,4 +1,8 @@
-"""Keys and values that a head keeps of a text or a tree, and attention over them."""
+"""Keys and values that a head keeps of a text or a tree, and attention over them.
+
+They are sides of one tensor, the keys first. Latents have one side, which is key and value at once
+(`models/attention/latent.py`).
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,13 @@ from ....models.attention.step_attention import PagedKv
 FIRST_ROOM = 64
 
 
+def sides_of(keys: Tensor, values: Tensor) -> Tensor:
+    """Keys and values [rows, kv_heads, head_dim] as [2, ...]; [1, ...] if both are one tensor."""
+    return keys[None] if values is keys else torch.stack((keys, values))
+
+
 class KeptKeys:
-    """Keys and values [2, rows, kv_heads, head_dim] of each layer; grows by appending."""
+    """Keys and values [sides, rows, kv_heads, head_dim] of each layer; grows by appending."""
 
     __slots__ = ("_layers", "num_rows")
 
@@ -29,25 +38,24 @@ class KeptKeys:
         return sum(layer.nbytes for layer in self._layers if layer is not None)
 
     def layer(self, index: int) -> Tensor | None:
-        """[2, num_rows, kv_heads, head_dim]; None while nothing is kept."""
+        """[sides, num_rows, kv_heads, head_dim]; None while nothing is kept."""
         kept = self._layers[index]
         return None if kept is None else kept[:, : self.num_rows]
 
-    def append(self, index: int, keys: Tensor, values: Tensor) -> Tensor:
-        """Keep rows [rows, kv_heads, head_dim] in a layer: all that it holds now.
+    def append(self, index: int, own: Tensor) -> Tensor:
+        """Keep rows [sides, rows, kv_heads, head_dim] in a layer: all that it holds now.
 
         They count for the others when `num_rows` is raised, after the last layer.
         """
-        end = self.num_rows + len(keys)
+        end = self.num_rows + own.shape[1]
         kept = self._layers[index]
         if kept is None or end > kept.shape[1]:
             room = max(FIRST_ROOM, 2 * end)
-            grown = keys.new_empty(2, room, *keys.shape[1:])
+            grown = own.new_empty(len(own), room, *own.shape[2:])
             if kept is not None:
                 grown[:, : self.num_rows] = kept[:, : self.num_rows]
             self._layers[index] = kept = grown
-        kept[0, self.num_rows : end] = keys
-        kept[1, self.num_rows : end] = values
+        kept[:, self.num_rows : end] = own
         return kept[:, :end]
 
     def keep_first(self, count: int) -> None:
@@ -87,9 +95,10 @@ class SegmentAttention:
     def __call__(self, index: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """[rows, heads, head_dim]: what each row attends to."""
         attended = torch.empty_like(queries)
+        own = sides_of(keys, values)
         for rows, context, kept, own_mask in self._segments:
             mask = own_mask
-            seen = kept.append(index, keys[rows], values[rows])
+            seen = kept.append(index, own[:, rows])
             before = None if context is None else context.layer(index)
             if before is not None:
                 seen = torch.cat([before, seen], dim=1)
@@ -97,7 +106,7 @@ class SegmentAttention:
             found = scaled_dot_product_attention(
                 queries[rows].transpose(0, 1)[None],
                 seen[0].transpose(0, 1)[None],
-                seen[1].transpose(0, 1)[None],
+                seen[-1].transpose(0, 1)[None],
                 attn_mask=mask,
                 enable_gqa=True,
             )
@@ -132,15 +141,15 @@ class PagedKeys(KeptKeys):
         self._slots = slots
 
     def layer(self, index: int) -> Tensor | None:
-        """[2, num_rows, kv_heads, head_dim]; None where there is nothing."""
+        """[sides, num_rows, kv_heads, head_dim]; None where there is nothing."""
         if self._layers[index] is None and len(self._slots):
             # With room for the step's own rows, whose slots hold anything yet.
             self._layers[index] = self._kv.gather(index, self._slots).transpose(0, 1).contiguous()
         return super().layer(index) if self.num_rows else None
 
-    def append(self, index: int, keys: Tensor, values: Tensor) -> Tensor:
+    def append(self, index: int, own: Tensor) -> Tensor:
         """As of `KeptKeys`; what is appended is in the cache, too."""
         self.layer(index)
-        own = self._slots[self.num_rows : self.num_rows + len(keys)]
-        self._kv.write(index, own, torch.stack((keys, values), dim=1))
-        return super().append(index, keys, values)
+        slots = self._slots[self.num_rows : self.num_rows + own.shape[1]]
+        self._kv.write(index, slots, own.transpose(0, 1))
+        return super().append(index, own)

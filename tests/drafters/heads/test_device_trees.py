@@ -18,6 +18,7 @@ from draftline.drafters.heads.device_trees import (
     device_trees,
 )
 from draftline.drafters.heads.drafter import network_of
+from draftline.drafters.heads.last_stage import paged_kv_of
 from draftline.drafters.heads.networks.head_network import FeatureNetwork, HeadNetwork
 from draftline.drafters.heads.networks.kept_keys import KeptKeys, PagedKeys
 from draftline.drafters.heads.options import HeadOptions
@@ -27,9 +28,12 @@ from draftline.models.attention.step_attention import PagedKv
 from draftline.models.heads.feature_head import FeatureHead
 from draftline.models.heads.feature_head_config import FeatureHeadConfig
 from draftline.models.heads.load_head import SharedParts, load_head, load_shared_parts
+from draftline.models.heads.mtp import load_mtp_head
+from draftline.models.load.model_info import read_model_info
 from draftline.models.stage.gpu_path import Capture, CudaCapture, Work
 from support.fakes.recorded_graph import RecordedGraphs
 from support.inputs import head_checkpoints as published
+from support.inputs import mtp_checkpoint
 from support.inputs.head_pairs import TEXT, Pair, pair_of
 from torch import nn
 
@@ -69,9 +73,10 @@ class Texts:
             part.to(device).eval().requires_grad_(requires_grad=False)
             for parameter in part.parameters():
                 parameter.copy_(torch.randn(parameter.shape) * 0.3)
-        self.network = FeatureNetwork(head, SharedParts(embed, nn.Identity(), output, None))
+        shared = SharedParts(embed, nn.Identity(), output, None)
+        self.network: HeadNetwork = FeatureNetwork(head, shared)
         self.kv = PagedKv(config.num_layers, NUM_SLOTS, 2, 8, device=device)
-        self._width = config.num_features * HIDDEN
+        self.width = config.num_features * HIDDEN
         self._rng = np.random.default_rng(5)
 
     @torch.inference_mode()
@@ -84,7 +89,7 @@ class Texts:
         count, device = len(slots), self.network.device
         kept = PagedKeys(self.kv, torch.from_numpy(slots).long().to(device), 0)
         tokens = torch.from_numpy(self._rng.integers(VOCAB, size=count))
-        features = torch.randn(count, self._width).to(device)
+        features = torch.randn(count, self.width).to(device)
         positions = torch.arange(count, device=device)
         projected = self.network.project(features)
         said = self.network.read(projected, tokens.to(device), positions, [kept], [count])[-1:]
@@ -142,6 +147,25 @@ def test_a_device_grows_the_hosts_trees(
     # Padded to four requests; what a replay fills differs from what was captured.
     for lengths in ([9, 30, 1], [17, 2, 40, 5]):
         assert_same(texts.network, trees, texts.read(lengths, temperature))
+    assert graphs.num_replays == [2]
+
+
+@on_cpus
+def test_a_layer_of_the_target_that_keeps_latents(graphs: RecordedGraphs, tmp_path: Path) -> None:
+    target = read_model_info(mtp_checkpoint.write_mtp_checkpoint(tmp_path, "deepseek_v3"))
+    texts, width, vocab_size = Texts("eagle"), target.hidden_size, target.vocab_size
+    output = nn.Linear(width, vocab_size, bias=False)
+    shared = SharedParts(nn.Embedding(vocab_size, width), nn.Identity(), output, None)
+    texts.network = network_of(load_mtp_head(target, torch.float32, "cpu"), shared)
+    texts.kv, said = paged_kv_of(texts.network, NUM_SLOTS, torch.zeros(1, width), torch.float32)
+    texts.width = width
+    # One side of a rank of 16 and a rotated part of 8.
+    assert texts.kv.data.shape == (1, NUM_SLOTS, 1, 1, 24)
+    facts = "head", texts.network, texts.kv, said, vocab_size
+    trees = device_trees(*facts, OPTIONS, graphs)
+    assert trees is not None
+    for lengths in ([9, 30, 1], [17, 2, 40, 5]):
+        assert_same(texts.network, trees, texts.read(lengths, 0.8), vocab_size)
     assert graphs.num_replays == [2]
 
 
