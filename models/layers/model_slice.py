@@ -354,7 +354,9 @@ def load_slice(
     if put is not None and not keep and (quantization != NONE or isinstance(files, Quantized)):
         kinds = Counter(map(_kind, _products(part)))
         kept = " ".join(f"{kind}:{count}" for kind, count in kinds.items())
-        logger.info("event=quantized_weights_kept layers=%d weights=%r", len(part.layers), kept)
+        # Of gpt-oss's checkpoint the experts alone are quantised.
+        if kept:
+            logger.info("event=quantized_weights_kept layers=%d weights=%r", len(part.layers), kept)
     if scales is None:
         return part
     if part.forward is not None:

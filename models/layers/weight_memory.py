@@ -18,15 +18,12 @@ from ..load.expert_weights import StoredExperts
 from ..load.model_info import KvShape, kv_shape
 from ..load.quantization_config import Quantization, read_quantization
 from ..load.quantized_files import (
-    BLOCKS,
-    StoredModule,
+    StoredWeight,
     open_weights,
+    stored_experts,
     stored_modules,
 )
-from ..load.quantized_files import (
-    SCALES as POWERS,
-)
-from ..load.quantized_layouts import KEPT_FILE, ZERO_POINT
+from ..load.quantized_layouts import KEPT_FILE, ZERO_POINT, ExpertsLayout, Layout
 from ..load.rounding import GROUP_SIZE
 from ..load.supported import base_and_layers, runs_by_layers
 from ..recurrence.modules import state_shape, stateful_modules
@@ -46,10 +43,10 @@ BYTES = {"F32": 4, "I32": 4, "BF16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1}
 # Of rounded weights: bits of a number, bytes of a group's scale and zero point.
 ROUNDED = {"int8": (8, SCALE_BYTES), "fp8": (8, SCALE_BYTES), "int4": (4, SCALE_BYTES + ZERO_BYTES)}
 # The tensor that holds a layout's codes, and those that hold its scales.
-CODES = ("qweight", "weight_packed", "weight")
+CODES = ("qweight", "weight_packed", "weight", "", "_blocks")
 # Names of tensors in models that run layer by layer.
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-SCALES = ("scales", "weight_scale", "weight_scale_inv")
+SCALES = ("scales", "weight_scale", "weight_scale_inv", "_scale_inv", "_scales")
 # Type and shape of tensors by name.
 Headers = Mapping[str, tuple[str, tuple[int, ...]]]
 
@@ -174,7 +171,8 @@ class _Stored:
     files: TensorFiles
     quantization: Quantization | None
     headers: Headers
-    modules: Mapping[str, StoredModule]
+    modules: Mapping[str, StoredWeight[Layout]]
+    experts: Mapping[str, StoredWeight[ExpertsLayout]]
     beside: Headers
 
     @classmethod
@@ -184,9 +182,10 @@ class _Stored:
         if composite_type(folder, config) is not None:
             files.take_text_part()
         modules = {} if quantization is None else stored_modules(files.names, quantization)
+        experts = {} if quantization is None else stored_experts(files.names, quantization)
         has_kept = (folder / KEPT_FILE).is_file()
         beside = TensorFiles(folder, KEPT_FILE).headers() if has_kept else {}
-        return cls(files, quantization, files.headers(), modules, beside)
+        return cls(files, quantization, files.headers(), modules, experts, beside)
 
     @property
     def description(self) -> str:
@@ -212,9 +211,9 @@ class _Stored:
         if not isinstance(sources, str):
             part = torch.Size((shape[0] // len(sources[0]), shape[1]))
             return sum(self.kept_bytes(name, part) for parts in sources for name in parts)
-        if sources + BLOCKS in self.headers:
-            powers = prod(self.headers[sources + POWERS][1]) * SCALE_BYTES
-            return prod(self.headers[sources + BLOCKS][1]) + powers
+        if sources in self.experts:
+            whole = torch.Size((count * shape[0], shape[1]))
+            return _quantized_bytes(whole, self.experts[sources], self.headers)
         return self.kept_bytes(sources, experts.shape)
 
     def kept_bytes(self, name: str, shape: torch.Size) -> int:
@@ -245,10 +244,10 @@ def _bytes_beside(name: str, beside: Headers) -> int:
     return size
 
 
-def _quantized_bytes(shape: torch.Size, module: StoredModule, headers: Headers) -> int:
+def _quantized_bytes(shape: torch.Size, stored: StoredWeight, headers: Headers) -> int:
     """Of codes, scales and zero points of a weight [outputs, inputs]."""
     outputs, inputs = shape
-    parts = {part: headers[name] for part, name in module.parts.items()}
+    parts = {part: headers[name] for part, name in stored.parts.items()}
     # A part that is missing is an error when the weight loads.
     kind, codes = next((parts[part] for part in CODES if part in parts), ("", ()))
     _, scales = next((parts[part] for part in SCALES if part in parts), ("", ()))
@@ -256,7 +255,7 @@ def _quantized_bytes(shape: torch.Size, module: StoredModule, headers: Headers) 
         num_groups = prod(scales) // outputs
     else:
         # One for all, or blocks of outputs and inputs.
-        num_groups = scales[1] if len(scales) == 2 else 1
+        num_groups = scales[-1] if len(scales) > 1 else 1
     has_zeros = kind == "I32" or ZERO_POINT in parts
     # 2 bits are kept as 4.
     in_codes = max(prod(codes) * BYTES.get(kind, 1), outputs * inputs // 2)

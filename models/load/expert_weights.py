@@ -16,7 +16,7 @@ from torch import Tensor
 from ...core.errors import CheckpointError
 from .checkpoint import WeightFiles
 from .converted_files import ConvertedFiles
-from .quantized_files import KeptFiles, Mxfp4Files, QuantizedFiles
+from .quantized_files import KeptFiles, QuantizedFiles
 from .quantized_layouts import QuantizedWeight
 
 # [outputs, inputs]
@@ -52,9 +52,9 @@ class StoredExperts:
     def is_quantized(self) -> bool:
         """Whether a part of it is stored quantised."""
         files, names = self.sources()
-        if isinstance(files, Mxfp4Files):
-            return names in files.packed
-        if isinstance(names, str) or not isinstance(files, QuantizedFiles | KeptFiles):
+        if isinstance(names, str):
+            return isinstance(files, QuantizedFiles) and names in files.experts
+        if not isinstance(files, QuantizedFiles | KeptFiles):
             return False
         return any(part in files.quantized for parts in names for part in parts)
 
@@ -80,9 +80,8 @@ class StoredExperts:
         if not isinstance(names, str):
             for parts in names:
                 yield [_part(files, part) for part in parts]
-        elif isinstance(files, Mxfp4Files) and names in files.packed:
-            for weight in files.read_quantized(names):
-                yield [weight]
+        elif isinstance(files, QuantizedFiles) and names in files.experts:
+            yield from files.read_experts(names)
         else:
             [(_, whole)] = files.read([names])
             for one in whole:

@@ -15,8 +15,11 @@ from .quantized_layouts import (
     GPTQ_BITS,
     PACKED_BITS,
     AwqLayout,
+    ExpertsLayout,
+    Fp8ExpertsLayout,
     GptqLayout,
     Layout,
+    Mxfp4ExpertsLayout,
     PackedLayout,
     ScaledLayout,
 )
@@ -42,13 +45,15 @@ class Quantization:
     """The layout of a checkpoint's quantised weights.
 
     description  for display: method, bits and groups
-    layouts      that modules may have; none: experts are stored as `Mxfp4Files` reads them
+    layouts      that modules may have
+    experts      that the matrices of all experts of a layer may have
     ignored      last parts of the names of tensors unrelated to weights
     extra_biases whether modules that have no bias may bring one of zeros
     """
 
     description: str
     layouts: tuple[Layout, ...]
+    experts: tuple[ExpertsLayout, ...] = ()
     ignored: frozenset[str] = frozenset()
     extra_biases: bool = False
 
@@ -116,11 +121,11 @@ def _fp8(fields: Mapping[str, Any]) -> Quantization:
     text = "a scale a tensor or output" if block is None else f"blocks of {block[0]} x {block[1]}"
     # `weight_scale` is AutoFP8's name.
     layouts = tuple(ScaledLayout(name, blocks) for name in ("weight_scale_inv", "weight_scale"))
-    return Quantization(f"FP8, {text}", layouts, ACTIVATIONS)
+    return Quantization(f"FP8, {text}", layouts, (Fp8ExpertsLayout(blocks),), ACTIVATIONS)
 
 
 def _mxfp4(_fields: Mapping[str, Any]) -> Quantization:
-    return Quantization("MXFP4, 4 bits, groups of 32", ())
+    return Quantization("MXFP4, 4 bits, groups of 32", (), (Mxfp4ExpertsLayout(),))
 
 
 def _compressed_tensors(fields: Mapping[str, Any]) -> Quantization:
@@ -139,7 +144,7 @@ def _compressed_tensors(fields: Mapping[str, Any]) -> Quantization:
     weights = [_fields(group, "weights") for group in groups.values() if group.get("weights")]
     bits = {_number(weight, "num_bits") for weight in weights}
     text = f"compressed-tensors, {' and '.join(sorted(formats))}, {_listed(bits)} bits"
-    return Quantization(text, _layouts(formats, bits, weights), ACTIVATIONS)
+    return Quantization(text, _layouts(formats, bits, weights), ignored=ACTIVATIONS)
 
 
 def _layouts(

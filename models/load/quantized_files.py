@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
 from ...core.errors import CheckpointError
-from ...kernels.small_codes import E2M1_AS_E4M3, LARGEST_UINT4
 from .checkpoint import KV_SCALES, TensorFiles, WeightFiles, composite_type, listed
 from .quantization_config import Quantization, read_quantization
 from .quantized_layouts import (
     KEPT_FILE,
     WEIGHT,
+    ExpertsLayout,
     Layout,
     QuantizedWeight,
-    groups_in_order,
     is_one_byte,
     kept_weight,
 )
@@ -28,12 +29,27 @@ from .quantized_layouts import (
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredModule:
-    """A module whose weight is quantised: its layout, and the checkpoint's names of its parts."""
+LayoutOf = TypeVar("LayoutOf", Layout, ExpertsLayout)
 
-    layout: Layout
-    parts: dict[str, str]  # last part of the name -> name
+
+@dataclass(frozen=True, slots=True)
+class StoredWeight(Generic[LayoutOf]):
+    """A quantised weight, or the matrices of all experts of a layer, in several tensors.
+
+    owner  how their names begin
+    parts  by the last part of their name: the name
+    """
+
+    owner: str
+    layout: LayoutOf
+    parts: dict[str, str]
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of parts that it cannot be read without."""
+        return [
+            self.owner + part for part in sorted(self.layout.names.required - self.parts.keys())
+        ]
 
 
 def open_weights(
@@ -50,8 +66,6 @@ def open_weights(
     if quantization is None:
         return KeptFiles(files) if (folder / KEPT_FILE).is_file() else files
     logger.info("event=quantized_weights stored_as=%r", quantization.description)
-    if not quantization.layouts:
-        return Mxfp4Files(files, dtype, device)
     return QuantizedFiles(files, quantization, dtype, device)
 
 
@@ -95,6 +109,7 @@ class QuantizedFiles:
     that the quantiser left out have plain weights, which are read as they are.
 
     quantized  the plain names of quantised weights
+    experts    those of tensors with the matrices of all experts of a layer
     """
 
     def __init__(
@@ -106,15 +121,13 @@ class QuantizedFiles:
         self._device = device
         self._extra_biases = quantization.extra_biases
         self._modules = stored_modules(files.names, quantization)
-        self.quantized = frozenset(self._modules)
-        hidden = {name for module in self._modules.values() for name in module.parts.values()}
+        self._experts = stored_experts(files.names, quantization)
+        self.quantized, self.experts = frozenset(self._modules), frozenset(self._experts)
+        stored = [*self._modules.values(), *self._experts.values()]
+        hidden = {name for one in stored for name in one.parts.values()}
+        plain = {name for name in files.names - hidden if _suffix(name) not in quantization.ignored}
         self.folder = files.folder
-        self.names = (
-            frozenset(
-                name for name in files.names - hidden if _suffix(name) not in quantization.ignored
-            )
-            | self.quantized
-        )
+        self.names = plain | self.quantized | self.experts
 
     def is_incidental(self, name: str) -> bool:
         """Whether a tensor without a place in the model can be ignored.
@@ -135,8 +148,10 @@ class QuantizedFiles:
         """
         wanted = list(names)
         quantized = [name for name in wanted if name in self._modules]
-        self._check_parts(quantized)
-        for name, tensor in self._files.read([one for one in wanted if one not in self._modules]):
+        experts = [name for name in wanted if name in self._experts]
+        self._check_parts([self._modules[name] for name in quantized])
+        plain = [name for name in wanted if name not in self.quantized | self.experts]
+        for name, tensor in self._files.read(plain):
             if is_one_byte(tensor):
                 raise CheckpointError(
                     f"{self.folder}: tensor {name} is {tensor.dtype} and has no scale; "
@@ -144,44 +159,76 @@ class QuantizedFiles:
                 )
             yield name, tensor
         for name in quantized:
-            yield name, self._quantized(name).dequantized(self._dtype)
+            yield name, self.read_quantized(name).dequantized(self._dtype)
+        for name in experts:
+            values = [one.dequantized(self._dtype) for [one] in self.read_experts(name)]
+            is_turned = self._experts[name].layout.is_turned
+            yield name, torch.stack([one.t() for one in values] if is_turned else values)
 
     def read_quantized(self, name: str) -> QuantizedWeight:
         """A weight of `quantized`, not dequantised. Raises `CheckpointError` as `read`."""
-        self._check_parts([name])
-        return self._quantized(name)
+        stored = self._modules[name]
+        parts = self._parts(stored)
+        with self._naming(stored):
+            return stored.layout.weight(parts)
 
-    def _check_parts(self, names: Iterable[str]) -> None:
-        missing = [
-            f"{name.removesuffix(WEIGHT)}{part}"
-            for name in names
-            for part in sorted(self._modules[name].layout.names.required)
-            if part not in self._modules[name].parts
-        ]
+    def read_experts(self, name: str) -> Iterator[Sequence[QuantizedWeight]]:
+        """Of each expert of one of `experts` the parts whose outputs lie side by side. Raises
+        `CheckpointError` as `read`."""
+        stored = self._experts[name]
+        parts = self._parts(stored)
+        with self._naming(stored):
+            for weight in stored.layout.weights(parts):
+                yield [weight]
+
+    def _check_parts(self, stored: Iterable[StoredWeight]) -> None:
+        missing = [part for one in stored for part in one.missing]
         if missing:
             raise CheckpointError(f"{self.folder}: {listed(missing)} missing; fetch it again")
 
-    def _quantized(self, name: str) -> QuantizedWeight:
-        module = self._modules[name]
-        last_part = {stored: part for part, stored in module.parts.items()}
-        stored = self._files.read(module.parts.values())
-        parts = {last_part[one]: tensor.to(self._device) for one, tensor in stored}
+    def _parts(self, stored: StoredWeight) -> dict[str, Tensor]:
+        self._check_parts([stored])
+        last_part = {name: part for part, name in stored.parts.items()}
+        read = self._files.read(stored.parts.values())
+        return {last_part[name]: tensor.to(self._device) for name, tensor in read}
+
+    @contextmanager
+    def _naming(self, stored: StoredWeight) -> Iterator[None]:
         try:
-            return module.layout.weight(parts)
+            yield
         except ValueError as error:
             raise CheckpointError(
-                f"{self.folder}: tensors of {name.removesuffix('.weight')} do not fit each other: "
-                f"{error}; fetch the checkpoint again"
+                f"{self.folder}: tensors of {stored.owner.removesuffix('.')} do not fit each "
+                f"other: {error}; fetch the checkpoint again"
             ) from error
 
 
-def stored_modules(names: frozenset[str], quantization: Quantization) -> dict[str, StoredModule]:
+def stored_experts(
+    names: frozenset[str], quantization: Quantization
+) -> dict[str, StoredWeight[ExpertsLayout]]:
+    """By the name of the matrices of all experts."""
+    found: dict[str, StoredWeight[ExpertsLayout]] = {}
+    for layout in quantization.experts:
+        endings = layout.names.required | layout.names.optional
+        for own in layout.names.own:
+            owners = {name.removesuffix(own) for name in names if name.endswith(own)}
+            for owner in owners:
+                # Of a module's weight the scales are called so, too.
+                if _suffix(owner) != WEIGHT:
+                    parts = {end: owner + end for end in endings if owner + end in names}
+                    found[owner] = StoredWeight(owner, layout, parts)
+    return found
+
+
+def stored_modules(
+    names: frozenset[str], quantization: Quantization
+) -> dict[str, StoredWeight[Layout]]:
     """By the plain name of their weight."""
     parts: dict[str, dict[str, str]] = {}
     for name in names:
         module, _, suffix = name.rpartition(".")
         parts.setdefault(module, {})[suffix] = name
-    found = {}
+    found: dict[str, StoredWeight[Layout]] = {}
     for module, by_suffix in parts.items():
         for layout in quantization.layouts:
             if layout.names.own.isdisjoint(by_suffix):
@@ -190,79 +237,13 @@ def stored_modules(names: frozenset[str], quantization: Quantization) -> dict[st
             if WEIGHT in by_suffix and WEIGHT not in known:
                 raise CheckpointError(f"{module} has a plain weight beside a quantised one")
             kept = {suffix: name for suffix, name in by_suffix.items() if suffix in known}
-            found[f"{module}.{WEIGHT}"] = StoredModule(layout, kept)
+            found[f"{module}.{WEIGHT}"] = StoredWeight(f"{module}.", layout, kept)
             break
     return found
 
 
 def _suffix(name: str) -> str:
     return name.rpartition(".")[2]
-
-
-BLOCKS, SCALES = "_blocks", "_scales"
-# An exponent, and the bits of 2^-127 as a float32.
-NOT_A_NUMBER, LEAST_POWER = 255, 1 << 22
-
-
-class Mxfp4Files:
-    """`x_blocks` and `x_scales` are read as `x`, [experts, inputs, outputs] in `dtype`.
-
-    x_blocks  uint8 [experts, outputs, groups, 16]  two codes of e2m1 a byte, the low one first
-    x_scales  uint8 [experts, outputs, groups]      exponents, from -127 on
-
-    packed    the names of these x
-    """
-
-    def __init__(self, files: WeightFiles, dtype: torch.dtype, device: torch.device) -> None:
-        """`device`: where the numbers are computed. Raises `CheckpointError` for lost scales."""
-        self._files, self._dtype, self._device = files, dtype, device
-        stored = files.names
-        self.packed = frozenset(
-            name.removesuffix(BLOCKS) for name in stored if name.endswith(BLOCKS)
-        )
-        missing = sorted({f"{name}{SCALES}" for name in self.packed} - stored)
-        if missing:
-            raise CheckpointError(f"{files.folder}: {listed(missing)} missing; fetch it again")
-        parts = {f"{name}{part}" for name in self.packed for part in (BLOCKS, SCALES)}
-        self.folder, self.names = files.folder, (stored - parts) | self.packed
-
-    def is_incidental(self, name: str) -> bool:
-        """Whether a tensor without a place in the model can be ignored."""
-        return self._files.is_incidental(name)
-
-    def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """The named tensors, in any order. Raises `CheckpointError`."""
-        wanted = set(names)
-        yield from self._files.read(wanted - self.packed)
-        for name in sorted(wanted & self.packed):
-            values = [weight.dequantized(self._dtype).t() for weight in self.read_quantized(name)]
-            yield name, torch.stack(values)
-
-    def read_quantized(self, name: str) -> Iterator[QuantizedWeight]:
-        """The weights [outputs, inputs] of the experts of one of `packed`; the codes are of e4m3,
-        which has all numbers of e2m1. Raises `CheckpointError`."""
-        both = dict(self._files.read([f"{name}{BLOCKS}", f"{name}{SCALES}"]))
-        blocks, scales = (both[f"{name}{part}"] for part in (BLOCKS, SCALES))
-        fits = blocks.ndim == 4 and blocks.shape[:-1] == scales.shape
-        if not fits or {blocks.dtype, scales.dtype} != {torch.uint8}:
-            raise CheckpointError(
-                f"{self.folder}: tensors of {name} do not fit each other; fetch the "
-                "checkpoint again"
-            )
-        if (scales == NOT_A_NUMBER).any():
-            raise CheckpointError(
-                f"{self.folder}: {name}{SCALES} has one that is no number; fetch the checkpoint "
-                "again"
-            )
-        table = E2M1_AS_E4M3.to(self._device)
-        for own, exponents in zip(blocks, scales, strict=True):
-            pairs = own.to(self._device)
-            numbers = torch.stack([pairs & LARGEST_UINT4, pairs >> 4], dim=-1).flatten(1)
-            codes = table[numbers.int()].view(torch.float8_e4m3fn)
-            bits = exponents.to(self._device).int() << 23
-            powers = bits.clamp(min=LEAST_POWER).view(torch.float32)
-            groups = groups_in_order(codes.shape[1], 2 * own.shape[-1], codes)
-            yield QuantizedWeight(codes, powers, None, groups)
 
 
 def read_kv_scales(

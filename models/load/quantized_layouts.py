@@ -7,12 +7,14 @@ layout is AutoAWQ's (`version` gemm).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from ...kernels.small_codes import E2M1_AS_E4M3, LARGEST_UINT4
 
 # Values that are computed in float32 at once: 16 MiB, however large the matrix.
 CHUNK_VALUES = 1 << 22
@@ -248,6 +250,27 @@ class Layout(Protocol):
         ...
 
 
+class ExpertsLayout(Protocol):
+    """A way to store the matrices of all experts of a layer in a few tensors."""
+
+    @property
+    def names(self) -> PartNames:
+        """What the names of these have behind that of the matrices in transformers' model."""
+        ...
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether transformers' model has matrices [inputs, outputs]."""
+        ...
+
+    def weights(self, parts: Mapping[str, Tensor]) -> Iterator[QuantizedWeight]:
+        """The weight [outputs, inputs] of one expert after the other, by `names`.
+
+        Raises `ValueError` if they do not fit each other or the config.
+        """
+        ...
+
+
 ZERO_POINT = "weight_zero_point"
 GROUPS = "weight_g_idx"
 
@@ -476,3 +499,66 @@ class AwqLayout:
 def _unpacked(packed: Tensor) -> Tensor:
     """uint8 [outputs, rows] of words [rows, outputs / 8]."""
     return unpacked(packed, AWQ_BITS, packed.shape[1] * len(AWQ_ORDER), AWQ_ORDER).T.contiguous()
+
+
+SCALE_INV, BLOCKS, SCALES = "_scale_inv", "_blocks", "_scales"
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8ExpertsLayout:
+    """FP8 [experts, outputs, inputs] beside its scales, as transformers' `FP8Experts` has them.
+
+    ""          the codes
+    _scale_inv  [experts, blocks of outputs, blocks of inputs], or one for each expert
+
+    blocks  block sizes from the config
+    """
+
+    blocks: tuple[tuple[int, int], ...]
+
+    is_turned = False
+
+    @property
+    def names(self) -> PartNames:
+        """Of its tensors; activations are not quantised."""
+        own = frozenset({SCALE_INV})
+        return PartNames(own, own | {""}, frozenset({"_activation_scale"}))
+
+    def weights(self, parts: Mapping[str, Tensor]) -> Iterator[QuantizedWeight]:
+        """See `ExpertsLayout`. Raises `ValueError`."""
+        one = ScaledLayout(SCALE_INV, self.blocks)
+        for codes, scales in zip(parts[""], parts[SCALE_INV], strict=True):
+            yield one.weight({WEIGHT: codes, SCALE_INV: scales})
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4ExpertsLayout:
+    """MXFP4, as of gpt-oss.
+
+    _blocks  uint8 [experts, outputs, groups, 16]  two codes of e2m1 a byte, the low one first
+    _scales  uint8 [experts, outputs, groups]      powers of two, as e8m0
+    """
+
+    is_turned = True
+
+    @property
+    def names(self) -> PartNames:
+        """Of its tensors."""
+        return PartNames(frozenset({BLOCKS}), frozenset({BLOCKS, SCALES}))
+
+    def weights(self, parts: Mapping[str, Tensor]) -> Iterator[QuantizedWeight]:
+        """See `ExpertsLayout`; the codes are of e4m3, which has all numbers of e2m1. Raises
+        `ValueError`."""
+        blocks, scales = parts[BLOCKS], parts[SCALES]
+        fits = blocks.ndim == 4 and blocks.shape[:-1] == scales.shape
+        if not fits or {blocks.dtype, scales.dtype} != {torch.uint8}:
+            raise ValueError(
+                f"{BLOCKS} {tuple(blocks.shape)} of {blocks.dtype} beside {SCALES} "
+                f"{tuple(scales.shape)} of {scales.dtype}"
+            )
+        table = E2M1_AS_E4M3.to(blocks.device)
+        for pairs, powers in zip(blocks, scales.view(torch.float8_e8m0fnu), strict=True):
+            numbers = torch.stack([pairs & LARGEST_UINT4, pairs >> 4], dim=-1).flatten(1)
+            codes = table[numbers.int()].view(torch.float8_e4m3fn)
+            groups = groups_in_order(codes.shape[1], 2 * pairs.shape[-1], codes)
+            yield QuantizedWeight(codes, powers.float(), None, groups)

@@ -46,7 +46,7 @@ def fewer_outputs(tensors: dict[str, Tensor]) -> None:
     ("edit", "reason"),
     [
         (lambda tensors: tensors.pop(f"{DOWN}_scales"), f"tensor {DOWN}_scales missing"),
-        (exponent_of_none, f"{DOWN}_scales has one that is no number"),
+        (exponent_of_none, f"tensors of {DOWN} do not fit each other: a scale is not finite"),
         (other_blocks, f"tensors of {DOWN} do not fit each other"),
         (fewer_experts, f"{DOWN} is of 4 experts, and there are matrices of 3"),
         (fewer_outputs, rf"{DOWN} have shapes \(8, 64\), the config says \(32, 64\)"),

@@ -11,6 +11,7 @@ import torch
 from draftline.core.errors import CheckpointError
 from draftline.models.layers import experts as kept_experts
 from draftline.models.layers.experts import CpuExperts, KeptExperts
+from draftline.models.layers.model_slice import load_whole_model
 from draftline.models.layers.weight_memory import read_weight_memory
 from draftline.models.load.checkpoint import read_config
 from draftline.models.load.partition import LayerSpan
@@ -96,6 +97,26 @@ def test_experts_stay_small_and_answers_are_those_of_the_values(
     # Those of attention.
     [linears] = [line for line in caplog.messages if "quantized_weights_kept" in line]
     assert linears.endswith(f"weights='{kinds.partition(':')[0]}:16'")
+
+
+@pytest.mark.parametrize("form", ["fp8 blocks", "fp8 static"])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_experts_in_one_tensor_stay_small(
+    form: str, *, compiled: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With blocks, or a scale for each expert."""
+    source = save_tiny_model("qwen3_moe", tmp_path / "source", sizes={"moe_intermediate_size": 48})
+    pair = quantize(source, FORMATS[form], tmp_path, merged=True)
+    with caplog.at_level(logging.INFO):
+        small, wide = (stage_of(one, compiled=compiled) for one in (pair.quantized, pair.plain))
+    assert kept(caplog, EXPERTS)[0] == ("float8_e4m3fn:4" if compiled else "e4m3:4")
+    torch.testing.assert_close(logits(small), logits(wide), rtol=0, atol=1e-5)
+    if compiled:
+        check_same(small, wide, "float8_e4m3fn")
+        expected = read_weight_memory(pair.quantized).num_bytes()
+        assert expected < read_weight_memory(pair.plain).num_bytes() / 2
+    found, values = (load_whole_model(one).state_dict() for one in (pair.quantized, pair.plain))
+    torch.testing.assert_close(found, values, rtol=0, atol=0)
 
 
 def test_mxfp4_stays_in_4_bits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -240,6 +261,22 @@ def test_parts_that_do_not_fit_are_named(
 ) -> None:  # fmt: skip
     folder = edited(form, tmp_path, f"{FIRST}{part}", change or (lambda _: None))
     with pytest.raises(CheckpointError, match=reason):
+        stage_of(folder)
+
+
+def test_merged_scales_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    source = save_tiny_model("qwen3_moe", tmp_path / "source")
+    folder = quantize(source, FORMATS["fp8 blocks"], tmp_path, merged=True).quantized
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.experts.down_proj"
+    tensors[f"{name}_scale_inv"] = tensors[f"{name}_scale_inv"].repeat(1, 3, 1)
+    save_file(tensors, folder / "model.safetensors")
+    reason = rf"tensors of {name} do not fit each other: scales \(3, 1\)"
+    with pytest.raises(CheckpointError, match=reason):
+        stage_of(folder)
+    tensors.pop(f"{name}_scale_inv")
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"tensor {name} is \S+e4m3fn and has no scale"):
         stage_of(folder)
 
 

@@ -290,15 +290,30 @@ def save_pair(kind: str, form: Format, folder: Path, **options: Any) -> Pair:
 
 def quantize(
     source: Path, form: Format, folder: Path, *, num_shards: int = 1, keep: tuple[str, ...] = (),
-    with_head: bool = False,
+    with_head: bool = False, merged: bool = False,
 ) -> Pair:  # fmt: skip
-    """Write a model's checkpoint both ways; modules in `keep` are left unquantised."""
+    """Write a model's checkpoint both ways; modules in `keep` are left unquantised.
+
+    merged  experts, of FP8, are in one tensor a layer, as transformers saves them
+    """
     plain, quantized = (
         Path(shutil.copytree(source, folder / name)) for name in ("plain", "quantized")
     )
     weights, stored = load_file(source / "model.safetensors"), dict[str, Tensor]()
+    if merged:
+        weights = with_merged_experts(weights)
     rng = np.random.default_rng(0)
     for name, weight in weights.items():
+        if merged and weight.ndim == 3:
+            written = [form.write(one.float().numpy(), rng) for one in weight]
+            codes = [parts["weight"].view(torch.uint8) for parts, _ in written]
+            stored[name] = torch.stack(codes).view(torch.float8_e4m3fn)
+            scales = [
+                parts.get("weight_scale_inv", parts.get("weight_scale")) for parts, _ in written
+            ]
+            stored[f"{name}_scale_inv"] = torch.stack([torch.atleast_2d(one) for one in scales])
+            weights[name] = torch.from_numpy(np.stack([values for _, values in written]))
+            continue
         module = name.removesuffix(".weight")
         is_linear = module.endswith("_proj") or bool(OF_AN_EXPERT.search(module))
         is_linear |= with_head and module == "lm_head"
@@ -314,6 +329,21 @@ def quantize(
     (quantized / "config.json").write_text(json.dumps(edited))
     _save_shards(stored, quantized, num_shards)
     return Pair(quantized, plain)
+
+
+def with_merged_experts(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """With a tensor [experts, outputs, inputs] for each two-part name of experts' matrices."""
+    merged = dict(weights)
+    gates = sorted(name for name in weights if name.endswith(".experts.0.gate_proj.weight"))
+    for owner in (name.removesuffix("0.gate_proj.weight") for name in gates):
+        own: dict[str, list[Tensor]] = {}
+        for kind in ("gate", "up", "down"):
+            names = [name for name in weights if name.startswith(owner) and f".{kind}_" in name]
+            own[kind] = [merged.pop(name) for name in sorted(names)]
+        both = zip(own["gate"], own["up"], strict=True)
+        merged[f"{owner}gate_up_proj"] = torch.stack([torch.cat(pair) for pair in both])
+        merged[f"{owner}down_proj"] = torch.stack(own["down"])
+    return merged
 
 
 def _save_shards(stored: dict[str, Tensor], folder: Path, num_shards: int) -> None:
