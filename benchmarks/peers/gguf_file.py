@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from gguf import (
     MODEL_ARCH,
     GGMLQuantizationType,
@@ -17,6 +19,7 @@ from gguf import (
 )
 from gguf.quants import quantize
 from safetensors.torch import load_file
+from torch import Tensor
 from transformers import AutoConfig
 
 from ...core.errors import DraftlineError
@@ -29,9 +32,13 @@ ARCHITECTURES = {
     "qwen3": MODEL_ARCH.QWEN3,
     "gemma2": MODEL_ARCH.GEMMA2,
     "gemma3_text": MODEL_ARCH.GEMMA3,
+    "qwen2_moe": MODEL_ARCH.QWEN2MOE,
+    "qwen3_moe": MODEL_ARCH.QWEN3MOE,
 }
 # llama.cpp's names of ways to cut a text into words.
 SPLITS = {("ByteLevel",): "gpt-2", ("Digits", "ByteLevel"): "smollm"}
+ROUTER = "mlp.gate.weight"
+OF_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
 # Queries and keys are reordered in these, and norms are one more in those.
 ROTATES_NEIGHBOURS, NORMS_AROUND_ONE = {"llama", "mistral"}, {"gemma2", "gemma3_text"}
 
@@ -42,7 +49,7 @@ def write_checkpoint(
 ) -> None:  # fmt: skip
     """Write a checkpoint of one safetensors file, and its tokenizer if it has one.
 
-    kind    of the matrices; vectors stay float32
+    kind    of the matrices; vectors and routers stay float32
     others  of matrices whose names end so
 
     Raises `DraftlineError` for a tokenizer that is not byte-level BPE as GPT-2 has it.
@@ -60,19 +67,36 @@ def write_checkpoint(
     else:
         writer.add_tokenizer_model("no_vocab")
     names = get_tensor_name_map(architecture, config.num_hidden_layers)
-    for name, tensor in load_file(checkpoint / "model.safetensors").items():
+    for name, tensor in _with_experts(load_file(checkpoint / "model.safetensors")).items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, f"llama.cpp has no name for {name}"
         array = _stored(name, tensor.float().numpy(), config)
-        own = kind if array.ndim > 1 else GGMLQuantizationType.F32
+        is_matrix = array.ndim > 1 and not name.endswith(ROUTER)
+        own = kind if is_matrix else GGMLQuantizationType.F32
         own = next((one for end, one in (others or {}).items() if name.endswith(end)), own)
         writer.add_tensor(stored, quantize(array, own), raw_dtype=own)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _with_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """With one tensor [experts, outputs, inputs] for the matrices of a layer's experts."""
+    merged: dict[str, dict[int, Tensor]] = {}
+    others = {}
+    for name, tensor in tensors.items():
+        if found := OF_EXPERT.fullmatch(name):
+            owner, expert, matrix = found.groups()
+            merged.setdefault(f"{owner}.{matrix}", {})[int(expert)] = tensor
+        else:
+            others[name] = tensor
+    return others | {
+        name: torch.stack([by_expert[expert] for expert in range(len(by_expert))])
+        for name, by_expert in merged.items()
+    }
 
 
 def _name(architecture: MODEL_ARCH) -> str:
@@ -103,12 +127,16 @@ def _add_settings(writer: GGUFWriter, config: Any) -> None:
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     if config.model_type in NORMS_AROUND_ONE:
         writer.add_sliding_window(config.sliding_window)
-    for cap, add in (
+    for setting, add in (
+        ("num_experts", writer.add_expert_count),
+        ("num_experts_per_tok", writer.add_expert_used_count),
+        ("moe_intermediate_size", writer.add_expert_feed_forward_length),
+        ("shared_expert_intermediate_size", writer.add_expert_shared_feed_forward_length),
         ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
         ("final_logit_softcapping", writer.add_final_logit_softcapping),
     ):
-        if getattr(config, cap, None) is not None:
-            add(getattr(config, cap))
+        if getattr(config, setting, None) is not None:
+            add(getattr(config, setting))
 
 
 def _add_tokenizer(writer: GGUFWriter, tokenizer: Mapping[str, Any], config: Any) -> None:
@@ -142,6 +170,8 @@ def _stored(name: str, array: np.ndarray, config: Any) -> np.ndarray:
     ):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
         return reordered(array, heads)
+    if name.endswith("shared_expert_gate.weight"):
+        return array[0]
     if config.model_type in NORMS_AROUND_ONE and name.endswith("norm.weight"):
         return array + 1
     return array

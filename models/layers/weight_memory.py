@@ -214,6 +214,9 @@ class _Stored:
         if sources in self.experts:
             whole = torch.Size((count * shape[0], shape[1]))
             return _quantized_bytes(whole, self.experts[sources], self.headers)
+        beside = [f"{sources}.{part}" for part in range(2)]
+        if f"{beside[0]}.codes" in self.beside:
+            return sum(_bytes_beside(name, self.beside) for name in beside)
         return self.kept_bytes(sources, experts.shape)
 
     def kept_bytes(self, name: str, shape: torch.Size) -> int:
@@ -237,7 +240,7 @@ def rounded_bytes(shape: Sequence[int], quantization: str) -> int:
 
 def _bytes_beside(name: str, beside: Headers) -> int:
     """Of a GGUF file's weight, whose uint8 codes have 4 bits."""
-    kind, shape = beside[f"{name}.codes"]
+    kind, shape = beside.get(f"{name}.codes", ("", (0,)))
     size = prod(shape) // 2 if kind == "U8" else prod(shape)
     for part, number_bytes in (("scales", SCALE_BYTES), ("minima", 4), ("zeros", ZERO_BYTES)):
         size += prod(beside.get(f"{name}.{part}", ("", (0,)))[1]) * number_bytes

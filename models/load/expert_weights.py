@@ -52,10 +52,10 @@ class StoredExperts:
     def is_quantized(self) -> bool:
         """Whether a part of it is stored quantised."""
         files, names = self.sources()
-        if isinstance(names, str):
-            return isinstance(files, QuantizedFiles) and names in files.experts
         if not isinstance(files, QuantizedFiles | KeptFiles):
             return False
+        if isinstance(names, str):
+            return names in files.experts
         return any(part in files.quantized for parts in names for part in parts)
 
     def __iter__(self) -> Iterator[Sequence[ExpertPart]]:
@@ -80,7 +80,7 @@ class StoredExperts:
         if not isinstance(names, str):
             for parts in names:
                 yield [_part(files, part) for part in parts]
-        elif isinstance(files, QuantizedFiles) and names in files.experts:
+        elif isinstance(files, QuantizedFiles | KeptFiles) and names in files.experts:
             yield from files.read_experts(names)
         else:
             [(_, whole)] = files.read([names])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -35,17 +35,21 @@ from transformers.utils import logging
 from ...core.errors import CheckpointError
 from .gguf_blocks import quantized as quantized_of
 from .public_models import CACHE, made_whole
-from .quantized_layouts import KEPT_FILE, stored_parts
+from .quantized_layouts import KEPT_FILE, QuantizedWeight, stored_parts
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
 
-# Architectures that a file may name. Mistral's files name llama.
-KNOWN = ("llama", "qwen2", "qwen3", "gemma2", "gemma3")
+# Architectures that a file may name, with transformers' names. Mistral's files name llama.
+KNOWN = {
+    "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma2": "gemma2", "gemma3": "gemma3",
+    "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe",
+}  # fmt: skip
 # Llama 3's rotary frequencies are stored as a tensor, which follows from these.
 LLAMA3_FACTORS = (8.0, 32.0)
 LLAMA3_LOW, LLAMA3_HIGH, LLAMA3_LEN = 1.0, 4.0, 8192
 ROPE_FREQS = "rope_freqs.weight"
+WEIGHT = ".weight"
 FLOAT32_BYTES = 4
 # Settings that transformers takes from elsewhere, and the attribute that must agree.
 CHECKED = {
@@ -54,6 +58,11 @@ CHECKED = {
     "rope.dimension_count": "head_dim",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
+}
+# Those that it leaves at their defaults.
+TAKEN = {
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 GEMMA2_27B_LAYERS = 46
 
@@ -95,6 +104,9 @@ def unpack(file: Path, folder: Path) -> None:
             if config.model_type == "mistral":
                 # Such files name the architecture llama, whose attention has no window.
                 config = LlamaConfig(**{**config.to_dict(), "model_type": "llama"})
+            for name, attribute in TAKEN.items():
+                if (value := _value(reader, f"{architecture}.{name}")) is not None:
+                    setattr(config, attribute, value)
             # Tensors are float32 here, whatever they are in the file.
             model = AutoModelForCausalLM.from_pretrained(
                 alone, gguf_file=file.name, config=config, dtype=torch.float32
@@ -105,7 +117,11 @@ def unpack(file: Path, folder: Path) -> None:
         raise CheckpointError(
             f"{file} cannot be read as {architecture}: {type(error).__name__}: {error}"
         ) from error
-    _check_tensors(file, reader, model)
+    processor = gguf_utils.TENSOR_PROCESSORS.get(architecture, gguf_utils.TensorProcessor)(
+        config=model.config.to_dict()
+    )
+    names = _names(model, processor)
+    _check_tensors(file, reader, model.config.model_type, names)
     _check_settings(file, reader, architecture, model.config)
     _complete(model.config)
     if (scaling := _rope_scaling(file, reader, model.config)) is not None:
@@ -117,41 +133,65 @@ def unpack(file: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
     try:
         save_torch_state_dict(model.state_dict(), folder, shared_tensors_to_discard=_tied(model))
-        save_file(_kept(file, reader, model, architecture), folder / KEPT_FILE)
+        save_file(_kept(file, reader, model, names, processor), folder / KEPT_FILE)
     except SafetensorError as error:
         raise CheckpointError(f"{folder.parent} cannot be written: {error}") from error
 
 
+def _names(model: PreTrainedModel, processor: gguf_utils.TensorProcessor) -> dict[str, str]:
+    """The model's names of the file's tensors; two of these may be one of the model."""
+    found = gguf_utils.get_gguf_hf_weights_map(model, processor)
+    # The model's names of experts do not end as those of weights.
+    return {
+        name if name.endswith((WEIGHT, ".bias")) else name + WEIGHT: own
+        for name, own in found.items()
+    }
+
+
 def _kept(
-    file: Path, reader: GGUFReader, model: PreTrainedModel, architecture: str
-) -> dict[str, Tensor]:
+    file: Path, reader: GGUFReader, model: PreTrainedModel, names: Mapping[str, str],
+    processor: gguf_utils.TensorProcessor,
+) -> dict[str, Tensor]:  # fmt: skip
     """The parts of the matrices whose blocks have the very values that were unpacked.
 
     Raises `CheckpointError` for a scale that is not finite.
     """
-    processor = gguf_utils.TENSOR_PROCESSORS.get(architecture, gguf_utils.TensorProcessor)(
-        config=model.config.to_dict()
-    )
-    names, values = gguf_utils.get_gguf_hf_weights_map(model, processor), model.state_dict()
+    # The experts' gates, and what these multiply, are one tensor of the model, in this order.
+    stored: dict[str, list[Any]] = {}
+    for tensor in sorted(reader.tensors, key=lambda one: one.name):
+        stored.setdefault(names.get(tensor.name, ""), []).append(tensor)
     kept: dict[str, Tensor] = {}
-    for tensor in reader.tensors:
-        weight = values.get(names.get(tensor.name, ""))
-        if weight is None or weight.ndim != 2:
+    for name, weight in model.state_dict().items():
+        if name not in stored or weight.ndim < 2:
             continue
-        try:
-            quantized = quantized_of(tensor.data, tensor.tensor_type.name)
-        except ValueError as error:
-            raise CheckpointError(
-                f"{file}: tensor {tensor.name}: {error}; fetch it again"
-            ) from error
-        if quantized is None:
-            continue
-        # Llama's files have the rows of queries and keys in another order.
-        rows = np.arange(len(weight), dtype=np.int64)[:, None]
-        order = torch.from_numpy(processor.process(rows, tensor.name).weights[:, 0].copy())
-        if torch.equal(quantized.dequantized(torch.float32)[order], weight):
-            kept |= stored_parts(names[tensor.name], quantized, order)
+        tensors, experts = stored[name], weight.shape[:-2]
+        both = zip(tensors, weight.chunk(len(tensors), dim=-2), strict=True)
+        found = [_quantized(file, tensor, values, processor) for tensor, values in both]
+        parts = [part for part in found if part is not None]
+        if len(parts) == len(found):
+            for number, part in enumerate(parts):
+                kept |= stored_parts(f"{name}.{number}" if experts else name, part, experts)
     return kept
+
+
+def _quantized(
+    file: Path, tensor: Any, values: Tensor, processor: gguf_utils.TensorProcessor
+) -> QuantizedWeight | None:
+    """A tensor as it is stored, the matrices of all experts one behind the other; None: of a kind
+    that is not kept, or of other values than these."""
+    data = tensor.data.reshape(-1, tensor.data.shape[-1])
+    try:
+        found = quantized_of(data, tensor.tensor_type.name)
+    except ValueError as error:
+        raise CheckpointError(f"{file}: tensor {tensor.name}: {error}; fetch it again") from error
+    if found is None:
+        return None
+    # Llama's files have the rows of queries and keys in another order.
+    rows = np.arange(len(data), dtype=np.int64)[:, None]
+    order = torch.from_numpy(processor.process(rows, tensor.name).weights[:, 0].copy())
+    ordered = found.of_rows(order)
+    is_same = torch.equal(ordered.dequantized(torch.float32), values.flatten(0, -2))
+    return ordered if is_same else None
 
 
 class _Split(NamedTuple):
@@ -267,14 +307,13 @@ def _check_known(file: Path, reader: GGUFReader) -> str:
     return architecture
 
 
-def _check_tensors(file: Path, reader: GGUFReader, model: PreTrainedModel) -> None:
+def _check_tensors(file: Path, reader: GGUFReader, kind: str, names: Iterable[str]) -> None:
     """Raise `CheckpointError` for tensors that would be left out."""
-    names = gguf_utils.get_gguf_hf_weights_map(model, gguf_utils.TensorProcessor())
-    taken = names.keys() | {ROPE_FREQS}
+    taken = {*names, ROPE_FREQS}
     stored = {tensor.name for tensor in reader.tensors}
     if left := sorted(stored - taken):
         raise CheckpointError(
-            f"{file} has tensors that {model.config.model_type} has no place for: {left[0]}"
+            f"{file} has tensors that {kind} has no place for: {left[0]}"
             + (f" and {len(left) - 1} more" if len(left) > 1 else "")
         )
     # The head may be the embedding.
@@ -289,7 +328,7 @@ def _check_tensors(file: Path, reader: GGUFReader, model: PreTrainedModel) -> No
 
 def _check_settings(file: Path, reader: GGUFReader, architecture: str, config: Any) -> None:
     """Raise `CheckpointError` for a setting of the model that transformers would not read."""
-    read = gguf_utils.GGUF_TO_TRANSFORMERS_MAPPING["config"][architecture]
+    read = TAKEN | gguf_utils.GGUF_TO_TRANSFORMERS_MAPPING["config"][KNOWN[architecture]]
     found = config.to_dict()
     found.setdefault("head_dim", config.hidden_size // config.num_attention_heads)
     for key in reader.fields:

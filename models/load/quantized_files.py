@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from .checkpoint import KV_SCALES, TensorFiles, WeightFiles, composite_type, lis
 from .quantization_config import Quantization, read_quantization
 from .quantized_layouts import (
     KEPT_FILE,
+    KEPT_PARTS,
     WEIGHT,
     ExpertsLayout,
     Layout,
@@ -73,6 +74,7 @@ class KeptFiles:
     """A plain checkpoint that has codes and scales of its matrices beside (`KEPT_FILE`).
 
     quantized  the names of these matrices
+    experts    those of tensors with the matrices of all experts of a layer
     """
 
     def __init__(self, files: TensorFiles) -> None:
@@ -81,6 +83,7 @@ class KeptFiles:
         self.folder, self.names = files.folder, files.names
         owners = {name.rpartition(".")[0] for name in self._kept.names}
         self.quantized = frozenset(owners & self.names)
+        self.experts = frozenset({name.rpartition(".")[0] for name in owners} & self.names)
 
     def is_incidental(self, name: str) -> bool:
         """Whether a tensor without a place in the model can be ignored."""
@@ -92,13 +95,35 @@ class KeptFiles:
 
     def read_quantized(self, name: str) -> QuantizedWeight:
         """A weight of `quantized`. Raises `CheckpointError`."""
-        parts = [stored for stored in self._kept.names if stored.rpartition(".")[0] == name]
+        return self._weight(name, self._parts_of(name))
+
+    def read_experts(self, name: str) -> Iterator[Sequence[QuantizedWeight]]:
+        """Of each expert of one of `experts` the parts whose outputs lie side by side. Raises
+        `CheckpointError`."""
+        numbers = {one.removeprefix(f"{name}.").partition(".")[0] for one in self._kept.names}
+        owners = [f"{name}.{number}" for number in sorted(filter(str.isdecimal, numbers))]
+        whole = {owner: self._parts_of(owner) for owner in owners}
+        count = min(len(tensor) for parts in whole.values() for tensor in parts.values())
+        for expert in range(count):
+            yield [
+                self._weight(owner, {part: tensor[expert] for part, tensor in parts.items()})
+                for owner, parts in whole.items()
+            ]
+
+    def _parts_of(self, owner: str) -> dict[str, Tensor]:
+        return dict(
+            self._kept.read(
+                f"{owner}.{part}" for part in KEPT_PARTS if f"{owner}.{part}" in self._kept.names
+            )
+        )
+
+    def _weight(self, owner: str, parts: Mapping[str, Tensor]) -> QuantizedWeight:
         try:
-            return kept_weight(name, dict(self._kept.read(parts)))
+            return kept_weight(owner, parts)
         except ValueError as error:
             raise CheckpointError(
-                f"{self.folder / KEPT_FILE}: {name}: {error}; remove the folder, so that the model "
-                "is unpacked again"
+                f"{self.folder / KEPT_FILE}: {owner}: {error}; remove the folder, so that the "
+                "model is unpacked again"
             ) from error
 
 
@@ -127,7 +152,7 @@ class QuantizedFiles:
         hidden = {name for one in stored for name in one.parts.values()}
         plain = {name for name in files.names - hidden if _suffix(name) not in quantization.ignored}
         self.folder = files.folder
-        self.names = plain | self.quantized | self.experts
+        self.names = self.quantized | self.experts | plain
 
     def is_incidental(self, name: str) -> bool:
         """Whether a tensor without a place in the model can be ignored.

@@ -148,16 +148,19 @@ def side_by_side(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
 # Beside float32 weights: the codes and scales that have the same values. The name does not end as
 # those of weights, which other programs read.
 KEPT_FILE = "kept_weights.bin"
+KEPT_PARTS = ("codes", "scales", "zeros", "minima")
 
 
-def stored_parts(name: str, weight: QuantizedWeight, rows: Tensor) -> dict[str, Tensor]:
-    """The tensors of `KEPT_FILE` for a weight, whose groups are in order, with rows in an order."""
-    parts = {
-        "codes": weight.codes, "scales": weight.scales, "zeros": weight.zeros,
-        "minima": weight.minima,
-    }  # fmt: skip
+def stored_parts(
+    name: str, weight: QuantizedWeight, experts: Sequence[int] = ()
+) -> dict[str, Tensor]:
+    """The tensors of `KEPT_FILE` for a weight, whose groups are in order.
+
+    experts  [number] where it has the outputs of so many experts, one behind the other
+    """
+    parts = {part: getattr(weight, part) for part in KEPT_PARTS}
     return {
-        f"{name}.{part}": tensor[rows].contiguous()
+        f"{name}.{part}": tensor.contiguous().view(*experts, -1, tensor.shape[1])
         for part, tensor in parts.items()
         if tensor is not None
     }
@@ -165,12 +168,10 @@ def stored_parts(name: str, weight: QuantizedWeight, rows: Tensor) -> dict[str, 
 
 def kept_weight(name: str, stored: Mapping[str, Tensor]) -> QuantizedWeight:
     """The weight of `stored_parts`. Raises `ValueError` if parts are missing or do not fit."""
-    own = {part: stored.get(f"{name}.{part}") for part in ("codes", "scales", "zeros", "minima")}
-    codes, scales = own["codes"], own["scales"]
+    codes, scales, zeros, minima = (stored.get(f"{name}.{part}") for part in KEPT_PARTS)
     if codes is None or scales is None:
         raise ValueError("codes or scales are missing")
-    groups = group_of_inputs(codes, scales, None)
-    return QuantizedWeight(codes, scales, own["zeros"], groups, own["minima"])
+    return QuantizedWeight(codes, scales, zeros, group_of_inputs(codes, scales, None), minima)
 
 
 def unpacked(packed: Tensor, bits: int, count: int, order: Sequence[int] | None = None) -> Tensor:

@@ -12,9 +12,9 @@ import torch
 from draftline.benchmarks.peers.gguf_file import write_checkpoint
 from draftline.core.errors import CheckpointError
 from draftline.models.load.bundled import demo_path
-from draftline.models.load.checkpoint import resolve_model_path
+from draftline.models.load.checkpoint import TensorFiles, resolve_model_path
 from draftline.models.load.gguf_file import LLAMA3_LEN, unpacked
-from draftline.models.load.quantized_layouts import KEPT_FILE, kept_weight
+from draftline.models.load.quantized_files import KeptFiles
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from safetensors.torch import load_file
 from transformers import (
@@ -26,7 +26,9 @@ from transformers import (
     MistralConfig,
     PretrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 SMALL: dict[str, Any] = {
@@ -41,12 +43,17 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 0,
     "pad_token_id": 0,
 }
+EXPERTS: dict[str, Any] = {
+    **SMALL, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+}  # fmt: skip
 CONFIGS = [
     LlamaConfig(**SMALL),
     LlamaConfig(**SMALL, tie_word_embeddings=True),
     MistralConfig(**SMALL, head_dim=16, sliding_window=None),
     Qwen2Config(**SMALL),
     Qwen3Config(**SMALL, head_dim=128),
+    Qwen2MoeConfig(**EXPERTS, shared_expert_intermediate_size=64),
+    Qwen3MoeConfig(**EXPERTS, head_dim=128, norm_topk_prob=True),
     Gemma2Config(**SMALL, head_dim=256),
     Gemma3TextConfig(**SMALL, head_dim=256),
 ]
@@ -170,7 +177,7 @@ def llama3_factors(factor: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
-@pytest.mark.parametrize("config", CONFIGS[:4], ids=lambda config: config.model_type)
+@pytest.mark.parametrize("config", CONFIGS[:-2], ids=lambda config: config.model_type)
 def test_codes_of_all_matrices_are_kept(
     config: PretrainedConfig, kind: str, tmp_path: Path
 ) -> None:
@@ -178,11 +185,26 @@ def test_codes_of_all_matrices_are_kept(
     checkpoint = saved(config, tmp_path / "checkpoint")
     write_checkpoint(checkpoint, tmp_path / "small.gguf", GGMLQuantizationType[kind])
     folder = unpacked(tmp_path / "small.gguf", tmp_path / "cache")
-    kept, weights = load_file(folder / KEPT_FILE), load_file(folder / "model.safetensors")
-    matrices = {name: weight for name, weight in weights.items() if weight.ndim == 2}
-    assert len(matrices) > 14
-    for name, weight in matrices.items():
-        assert torch.equal(kept_weight(name, kept).dequantized(torch.float32), weight), name
+    kept, weights = KeptFiles(TensorFiles(folder)), load_file(folder / "model.safetensors")
+    matrices = {name: one for name, one in weights.items() if one.ndim > 1 and "gate.w" not in name}
+    assert kept.quantized | kept.experts == matrices.keys()
+    assert len(kept.quantized) > 8
+    assert len(kept.experts) == (4 if hasattr(config, "num_experts") else 0)
+    for name in kept.quantized:
+        found = kept.read_quantized(name).dequantized(torch.float32)
+        assert torch.equal(found, weights[name]), name
+    for name in kept.experts:
+        for parts, expected in zip(kept.read_experts(name), weights[name], strict=True):
+            found = torch.cat([part.dequantized(torch.float32) for part in parts])
+            assert torch.equal(found, expected), name
+
+
+def test_experts_of_which_a_part_is_of_another_kind_are_not_kept(tmp_path: Path) -> None:
+    checkpoint = saved(Qwen3MoeConfig(**EXPERTS, head_dim=128), tmp_path / "checkpoint")
+    others = {"experts.up_proj.weight": GGMLQuantizationType.F16}
+    write_checkpoint(checkpoint, tmp_path / "some.gguf", GGMLQuantizationType.Q8_0, others)
+    kept = KeptFiles(TensorFiles(unpacked(tmp_path / "some.gguf", tmp_path / "cache")))
+    assert kept.experts == {f"model.layers.{layer}.mlp.experts.down_proj" for layer in (0, 1)}
 
 
 def test_a_scale_that_is_not_finite_is_refused_by_name(tmp_path: Path) -> None:

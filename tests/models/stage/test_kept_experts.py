@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from draftline.benchmarks.peers import gguf_file
+from draftline.benchmarks.peers.gguf_file import write_checkpoint
 from draftline.core.errors import CheckpointError
 from draftline.models.layers import experts as kept_experts
 from draftline.models.layers.experts import CpuExperts, KeptExperts
 from draftline.models.layers.model_slice import load_whole_model
 from draftline.models.layers.weight_memory import read_weight_memory
+from draftline.models.load.bundled import demo_path
 from draftline.models.load.checkpoint import read_config
+from draftline.models.load.gguf_file import unpacked
 from draftline.models.load.partition import LayerSpan
+from draftline.models.load.quantized_layouts import KEPT_FILE
 from draftline.models.load.rounding import rounded
 from draftline.models.stage.load_stage import load_stage
 from draftline.models.stage.options import StageOptions
 from draftline.models.stage.stage import Stage
+from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
+from support.inputs.gguf_blocks import random_blocks
 from support.inputs.mxfp4_checkpoint import save_mxfp4_pair
 from support.inputs.quantized_checkpoints import FORMATS, quantize, save_pair
 from support.inputs.steps import BLOCK_SIZE
 from support.tools.cpu_kernels import FOLDER, load_cpu_kernels
 from support.tools.kept_weights import assert_alike, kept, logits
-from support.tools.tiny_models import SIZES, save_tiny_model
+from support.tools.tiny_models import save_tiny_model
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.compiler
@@ -69,20 +77,20 @@ def experts(stage: Stage) -> list[nn.Module]:
 def answers(stage: Stage) -> list[torch.Tensor]:
     """Of the experts of each layer, to the same rows."""
     torch.manual_seed(0)
-    x, shares = torch.randn(9, SIZES["hidden_size"]), torch.rand(9, 2)
+    x, shares = torch.randn(9, stage.path.part.config.hidden_size), torch.rand(9, 2)
     chosen = torch.stack([torch.randperm(4)[:2] for _ in range(9)])
     return [module(x, chosen, shares) for module in experts(stage)]
 
 
-def check_same(small: Stage, wide: Stage, kinds: str) -> None:
+def check_same(small: Stage, wide: Stage, kinds: str, atol: float = 1e-5) -> None:
     """Experts as `assert_alike` says; other layers are torch's, whose sums depend on where weights
     lie."""
     assert len(experts(small)) == len(experts(wide)) > 0
     assert small.memory.weights < wide.memory.weights
     for found, expected in zip(answers(small), answers(wide), strict=True):
-        assert_alike(found, expected, kinds, 1e-5)
-    torch.testing.assert_close(logits(small), logits(wide), rtol=0, atol=1e-5)
-    torch.testing.assert_close(logits(small, 20, 1), logits(wide, 20, 1), rtol=0, atol=1e-5)
+        assert_alike(found, expected, kinds, atol)
+    torch.testing.assert_close(logits(small), logits(wide), rtol=0, atol=atol)
+    torch.testing.assert_close(logits(small, 20, 1), logits(wide, 20, 1), rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize(("form", "kinds"), KEPT)
@@ -117,6 +125,43 @@ def test_experts_in_one_tensor_stay_small(
         assert expected < read_weight_memory(pair.plain).num_bytes() / 2
     found, values = (load_whole_model(one).state_dict() for one in (pair.quantized, pair.plain))
     torch.testing.assert_close(found, values, rtol=0, atol=0)
+
+
+# As llama.cpp mixes them, the kind of most and that of the second product. Of 256 inputs, of which
+# blocks of K kinds are.
+@pytest.mark.parametrize(
+    ("kind", "most", "second", "kinds"),
+    [
+        ("qwen2_moe", "Q8_0", "Q8_0", "int8:2"),
+        ("qwen3_moe", "Q4_0", "Q4_1", "uint4:2"),
+        ("qwen3_moe", "Q4_K", "Q6_K", "int8+uint4:2"),
+    ],
+)
+def test_experts_of_gguf_files_stay_small(
+    kind: str, most: str, second: str, kinds: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    sizes = dict.fromkeys(("hidden_size", "moe_intermediate_size"), 256)
+    if kind == "qwen2_moe":
+        sizes["shared_expert_intermediate_size"] = 256
+    sizes |= {"head_dim": 64, "vocab_size": 4096}
+    source = save_tiny_model(kind, tmp_path / "source", num_layers=2, sizes=sizes)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo_path("demo") / file, source / file)
+    if "K" in most:
+        monkeypatch.setattr(gguf_file, "quantize", random_blocks)
+    others = {"experts.down_proj.weight": GGMLQuantizationType[second]}
+    write_checkpoint(source, tmp_path / "model.gguf", GGMLQuantizationType[most], others)
+    folder = unpacked(tmp_path / "model.gguf", tmp_path / "cache")
+    plain = shutil.copytree(folder, tmp_path / "plain")
+    (plain / KEPT_FILE).unlink()
+    with caplog.at_level(logging.INFO):
+        small, wide = stage_of(folder), stage_of(plain)
+        by_torch = stage_of(folder, compiled=False)
+    assert kept(caplog, EXPERTS)[:2] == [kinds, "float32:2"]
+    check_same(small, wide, kinds, 2e-4)
+    torch.testing.assert_close(logits(by_torch), logits(wide), rtol=0, atol=2e-4)
+    assert 0.8 < small.memory.weights / read_weight_memory(folder).num_bytes() < 1.05
 
 
 def test_mxfp4_stays_in_4_bits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -25,8 +25,9 @@ from draftline.models.stage.cpu_path import CpuPath
 from draftline.models.stage.load_stage import load_stage
 from draftline.models.stage.options import OutputVocabulary, StageOptions
 from draftline.models.stage.stage import Stage
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
+from support.inputs.gguf_blocks import random_blocks
 from support.inputs.quantized_checkpoints import FORMATS, save_pair
 from support.inputs.steps import BLOCK_SIZE
 from support.tools.cpu_kernels import FOLDER, load_cpu_kernels
@@ -181,21 +182,6 @@ def test_weights_of_one_product_may_be_of_different_kinds(
     assert_alike(logits(small), logits(wide), kinds)
     assert_alike(logits(small, 20, 1), logits(wide, 20, 1), kinds)
     assert 0.8 < small.memory.weights / read_weight_memory(folder).num_bytes() < 1.05
-
-
-def random_blocks(array: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
-    """In place of a matrix's own, which gguf does not make of K kinds; with small scales."""
-    if kind == GGMLQuantizationType.F32:
-        return array
-    rng = np.random.default_rng(array.size)
-    size, block_bytes = GGML_QUANT_SIZES[kind]
-    blocks = rng.integers(0, 256, (array.size // size, block_bytes), dtype=np.uint8)
-    for first in (208,) if kind == GGMLQuantizationType.Q6_K else (0, 2):
-        scale = 1e-2 if kind.name.startswith("Q5_") and kind.name[-1] in "01" else 1e-4
-        numbers = rng.normal(size=(len(blocks), 1), scale=scale).astype(np.float16)
-        if kind != GGMLQuantizationType.Q5_0 or not first:
-            blocks[:, first : first + 2] = numbers.view(np.uint8)
-    return blocks.reshape(len(array), -1)
 
 
 def test_plain_layers_beside_quantised_ones_and_a_tied_head_are_float32(
