@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# Of a float32, below its exponent.
+FRACTION_BITS = 23
 # The largest code of 4 bits.
 LARGEST_UINT4 = 15
 # Makes up for the exponent's bias of an e4m3 code whose bits are read as those of a float32.
@@ -31,3 +33,16 @@ def e2m1_codes(codes: Tensor) -> Tensor | None:
     )
     found = table[numbers.int()]
     return found if found.max() <= LARGEST_UINT4 else None
+
+
+def powers_of_two(scales: Tensor) -> Tensor | None:
+    """float32 scales as exponents, uint8 as of e8m0, if they are normal powers of two."""
+    bits = scales.view(torch.int32)
+    exponents = bits >> FRACTION_BITS
+    is_power = (bits == exponents << FRACTION_BITS) & (exponents > 0)
+    return exponents.byte() if bool(is_power.all()) else None
+
+
+def of_powers(exponents: Tensor) -> Tensor:
+    """The float32 scales of `powers_of_two`."""
+    return (exponents.int() << FRACTION_BITS).view(torch.float32)

@@ -49,7 +49,7 @@ BY_CAPABILITY = {
     "AVX512": Vectors(16, 4, AVX512_FLAGS),
     "AVX2": Vectors(8, 2, ("-mavx2", "-mfma")),
 }
-AVX512_VNNI = Vectors(16, 4, (*AVX512_FLAGS, "-mavx512vnni"), has_byte_dots=True)
+AVX512_VNNI = Vectors(16, 4, (*AVX512_FLAGS, "-mavx512bw", "-mavx512vnni"), has_byte_dots=True)
 OTHER = Vectors(4, 2)
 
 

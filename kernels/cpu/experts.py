@@ -70,17 +70,21 @@ def stacked(weights: Sequence[PackedWeight]) -> PackedWeight | None:
     first = weights[0]
     if len({(one.codes.dtype, *(part.shape[1:] for part in one)) for one in weights}) > 1:
         return None
-    codes = torch.cat([one.codes.view(torch.uint8) for one in weights]).view(first.codes.dtype)
     groups = first.groups
     if any(not torch.equal(one.groups, groups) for one in weights):
         groups = torch.stack([one.groups for one in weights])
-    scales, zeros, minima = (
-        torch.cat(parts) if parts[0].numel() else NOTHING
-        for parts in (
-            [getattr(one, name) for one in weights] for name in ("scales", "zeros", "minima")
-        )
+    codes, scales, zeros, minima = (
+        _concatenated([getattr(one, name) for one in weights])
+        for name in ("codes", "scales", "zeros", "minima")
     )
     return PackedWeight(codes, scales, zeros, groups, minima)
+
+
+def _concatenated(parts: Sequence[Tensor]) -> Tensor:
+    if not parts[0].numel():
+        return NOTHING
+    # Bytes, since torch does not join all formats of 8 bits.
+    return torch.cat([part.view(torch.uint8) for part in parts]).view(parts[0].dtype)
 
 
 def run_experts(

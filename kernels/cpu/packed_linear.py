@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..small_codes import E4M3_SHIFT, LARGEST_E4M3_SCALE, LARGEST_UINT4, e2m1_codes
+from ..small_codes import (
+    E4M3_SHIFT,
+    LARGEST_E4M3_SCALE,
+    LARGEST_UINT4,
+    e2m1_codes,
+    powers_of_two,
+)
 from .build import Vectors
 
 NOTHING = torch.empty(0)
@@ -30,7 +36,8 @@ class PackedWeight(NamedTuple):
             e4m3 or uint8, of which value = (code - zero) * scale. uint8 and e2m1 [panels, inputs,
             panel / 2] have 4 bits a column: the low ones are of the panel's first half, the high
             ones of its second
-    scales  float32 [panels, groups, panel]  of a quantised weight, of e4m3 times `E4M3_SHIFT`
+    scales  float32 [panels, groups, panel]  of a quantised weight, of e4m3 times `E4M3_SHIFT`;
+            e8m0 if all are powers of two
     zeros   uint8 [panels, groups, panel]  of uint8
     groups  int32 [inputs]  the group of each input
     minima  float32 [panels, groups, panel]  in place of zeros: value = code * scale + minimum; of
@@ -38,9 +45,10 @@ class PackedWeight(NamedTuple):
 
     For dot products of bytes (`kernels/cpu/source/byte_dots.h`), with panels of two vectors:
 
-    codes   uint8 [panels, chunks, dots, bytes]  four inputs of each column of a panel. Of 4 bits,
-            low ones are of the first vector of columns, high ones of the second
-    scales  float16 if it has all of them and all minima, else float32; minima likewise
+    codes   uint8 or e2m1 [panels, chunks, dots, bytes]  four inputs of each column of a panel. Of 4
+            bits, low ones are of the first vector of columns, high ones of the second
+    scales  e8m0 as above; float16 if it has all of them and all minima; else float32. Minima
+            likewise
     zeros   none where all are 128, or 8 of 4 bits; nor beside minima of int8, whose codes are
             128 more here
     groups  int32 [chunks]
@@ -102,9 +110,17 @@ def pack_quantized(
     codes of 4 bits, and where these are widened, beside scales whose products with codes are not
     exact in float32.
     """
-    is_integer = codes.dtype in (torch.int8, torch.uint8)
-    if wanted.has_byte_dots and is_integer and _are_chunks(group_of):
-        return _pack_for_dots(codes, scales, zeros, group_of, wanted.lanes, minima, narrow=narrow)
+    if wanted.has_byte_dots and _are_chunks(group_of):
+        if codes.dtype in (torch.int8, torch.uint8):
+            return _pack_for_dots(
+                codes, scales, zeros, group_of, wanted.lanes, minima, narrow=narrow
+            )
+        is_float = codes.dtype == torch.float8_e4m3fn and zeros is None and minima is None
+        small = e2m1_codes(codes) if narrow and is_float else None
+        if small is not None:
+            numbers = _for_dots(small, wanted.lanes, in_halves=True).view(torch.float4_e2m1fn_x2)
+            [kept] = _in_panels([scales], 2 * wanted.lanes)
+            return PackedWeight(numbers, kept, groups=group_of[::CHUNK].int())
     return _pack_for_widening(codes, scales, zeros, group_of, wanted.panel, minima, narrow=narrow)
 
 
@@ -145,7 +161,7 @@ def _pack_for_widening(
     if packed.dtype == torch.uint8:
         assert zeros is not None
         packed_zeros = _panels(zeros.byte(), panel)
-    return PackedWeight(packed, _panels(scales, panel), packed_zeros, group_of.int())
+    return PackedWeight(packed, _scale_panels(scales, panel), packed_zeros, group_of.int())
 
 
 def _float_panels(
@@ -181,16 +197,31 @@ def _pack_for_dots(
         return None
     if zeros is not None and (zeros == (ZERO_OF_4_BITS if is_small else ZERO_OF_8_BITS)).all():
         zeros = None
-    columns, numbers = 2 * lanes, [scales] if minima is None else [scales, minima]
-    half = [one.half() for one in numbers]
-    if all(torch.equal(small.float(), one) for small, one in zip(half, numbers, strict=True)):
-        numbers = half
-    packed = [_panels(one, columns) for one in numbers]
+    columns = 2 * lanes
+    packed = _in_panels([scales] if minima is None else [scales, minima], columns)
     return PackedWeight(
         _for_dots(codes, lanes, in_halves=is_small), packed[0],
         NOTHING if zeros is None else _panels(zeros.byte(), columns), group_of[::CHUNK].int(),
         NOTHING if minima is None else packed[1],
     )  # fmt: skip
+
+
+def _scale_panels(scales: Tensor, columns: int) -> Tensor:
+    """In e8m0 or float32."""
+    powers = powers_of_two(scales)
+    if powers is None:
+        return _panels(scales, columns)
+    return _panels(powers, columns).view(torch.float8_e8m0fnu)
+
+
+def _in_panels(numbers: Sequence[Tensor], columns: int) -> list[Tensor]:
+    """Scales, and minima if there are any, in the smallest type that has all of them."""
+    if len(numbers) == 1 and powers_of_two(numbers[0]) is not None:
+        return [_scale_panels(numbers[0], columns)]
+    half = [one.half() for one in numbers]
+    if all(torch.equal(small.float(), one) for small, one in zip(half, numbers, strict=True)):
+        numbers = half
+    return [_panels(one, columns) for one in numbers]
 
 
 def _for_dots(codes: Tensor, lanes: int, *, in_halves: bool) -> Tensor:

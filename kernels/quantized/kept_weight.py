@@ -17,6 +17,8 @@ from ..small_codes import (
     LARGEST_E4M3_SCALE,
     LARGEST_UINT4,
     e2m1_codes,
+    of_powers,
+    powers_of_two,
 )
 
 # Integers of 8 and 4 bits, and floats of as many.
@@ -38,7 +40,8 @@ class KeptWeight:
     kind        of the codes: `UINT8`, `UINT4`, `E4M3` or `E2M1`
     codes       uint8 [outputs, bytes], padded to whole tiles. Of 4 bits, a byte has two inputs that
                 are a tile apart: low ones are of the first tile, high ones of the second, and so on
-    scales      float32 [groups, outputs], of e4m3 and e2m1 times `E4M3_SHIFT` and `E2M1_SHIFT`
+    scales      float32 [groups, outputs], of e4m3 and e2m1 times `E4M3_SHIFT` and `E2M1_SHIFT`;
+                uint8 if all are powers of two, their exponents as of e8m0
     offsets     float32 [groups, outputs], the zero points, or the minima; None: `zero` for all
     zero        zero point of all codes
     num_inputs  of the layer
@@ -103,7 +106,7 @@ class KeptWeight:
         if self.kind in IN_HALVES:
             tiles = codes.unflatten(1, (-1, 1, self.tile))
             codes = torch.cat([tiles & LARGEST_UINT4, tiles >> 4], dim=2).flatten(1)
-        scales = self._of_inputs(self.scales, lines, codes.shape[1])
+        scales = self._of_inputs(wide_scales(self.scales[:, lines]), codes.shape[1])
         if self.kind == E2M1:
             # As floats of their bits, many were subnormal, and slow on CPUs.
             return E2M1_NUMBERS.to(codes.device)[codes.int()] * (scales / E2M1_SHIFT)
@@ -113,15 +116,14 @@ class KeptWeight:
             return wide.view(torch.float32) * scales
         if self.offsets is None:
             return (codes.float() - self.zero) * scales
-        offsets = self._of_inputs(self.offsets, lines, codes.shape[1])
+        offsets = self._of_inputs(self.offsets[:, lines], codes.shape[1])
         if self.are_minima:
             return codes.float() * scales + offsets
         return (codes.float() - offsets) * scales
 
-    def _of_inputs(self, by_group: Tensor, lines: slice, width: int) -> Tensor:
-        """[groups, outputs] as [lines, width]."""
-        own = by_group[:, lines].t()
-        return own.repeat_interleave(self.group_size or width, dim=1)[:, :width]
+    def _of_inputs(self, by_group: Tensor, width: int) -> Tensor:
+        """[groups, lines] as [lines, width]."""
+        return by_group.t().repeat_interleave(self.group_size or width, dim=1)[:, :width]
 
 
 def keep_weight(
@@ -173,6 +175,8 @@ def keep_weight(
     while tile > LEAST_TILE and (group_size or num_inputs // num_halves) % tile:
         tile //= 2
     codes = pad(codes, (0, -num_inputs % (num_halves * tile)))
+    powers = powers_of_two(scales)
+    scales = scales if powers is None else powers
     # Of the padding, whose values are 0.
     more_groups = 0 if not group_size else -(-codes.shape[1] // group_size) - num_groups
     if kind in IN_HALVES:
@@ -201,6 +205,11 @@ def _by_group(per_output: Tensor, more: int) -> Tensor:
     return pad(per_output, (0, more)).t().contiguous()
 
 
+def wide_scales(scales: Tensor) -> Tensor:
+    """Those of a weight in float32."""
+    return of_powers(scales) if scales.dtype == torch.uint8 else scales
+
+
 def are_alike(one: KeptWeight, other: KeptWeight) -> bool:
     """Whether their codes and groups are of one kind, so that they can be `joined`."""
     return (
@@ -218,11 +227,16 @@ def joined(weights: Sequence[KeptWeight]) -> KeptWeight:
     if any(one.offsets is not None or one.zero != zero for one in weights):
         zero = 0
         all_offsets = [
-            torch.full_like(one.scales, one.zero) if one.offsets is None else one.offsets
+            torch.full_like(wide_scales(one.scales), one.zero)
+            if one.offsets is None
+            else one.offsets
             for one in weights
         ]
         offsets = torch.cat(all_offsets, dim=1)
+    all_scales = [one.scales for one in weights]
+    if len({scales.dtype for scales in all_scales}) > 1:
+        all_scales = [wide_scales(scales) for scales in all_scales]
     return replace(
         first, codes=torch.cat([one.codes for one in weights]),
-        scales=torch.cat([one.scales for one in weights], dim=1), offsets=offsets, zero=zero,
+        scales=torch.cat(all_scales, dim=1), offsets=offsets, zero=zero,
     )  # fmt: skip

@@ -63,7 +63,9 @@ def _values(
 @triton.jit
 def _of_group(scales, offsets, at, mask, HAS_OFFSETS: tl.constexpr):
     """Scales and offsets [lines]; without offsets the scales twice."""
-    scale = tl.load(scales + at, mask=mask, other=0.0)
+    scale = tl.load(scales + at, mask=mask, other=0)
+    if scales.dtype.element_ty == tl.uint8:
+        scale = (scale.to(tl.int32) << 23).to(tl.float32, bitcast=True)
     offset = scale
     if HAS_OFFSETS:
         offset = tl.load(offsets + at, mask=mask, other=0.0)

@@ -47,6 +47,8 @@ CODES = ("qweight", "weight_packed", "weight", "", "_blocks")
 # Names of tensors in models that run layer by layer.
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 SCALES = ("scales", "weight_scale", "weight_scale_inv", "_scale_inv", "_scales")
+# Types of scales that are powers of two, and take a byte.
+EXPONENTS = ("U8", "F8_E8M0")
 # Type and shape of tensors by name.
 Headers = Mapping[str, tuple[str, tuple[int, ...]]]
 
@@ -253,7 +255,8 @@ def _quantized_bytes(shape: torch.Size, stored: StoredWeight, headers: Headers) 
     parts = {part: headers[name] for part, name in stored.parts.items()}
     # A part that is missing is an error when the weight loads.
     kind, codes = next((parts[part] for part in CODES if part in parts), ("", ()))
-    _, scales = next((parts[part] for part in SCALES if part in parts), ("", ()))
+    scale_kind, scales = next((parts[part] for part in SCALES if part in parts), ("", ()))
+    scale_bytes = 1 if scale_kind in EXPONENTS else SCALE_BYTES
     if outputs in scales:
         num_groups = prod(scales) // outputs
     else:
@@ -262,4 +265,4 @@ def _quantized_bytes(shape: torch.Size, stored: StoredWeight, headers: Headers) 
     has_zeros = kind == "I32" or ZERO_POINT in parts
     # 2 bits are kept as 4.
     in_codes = max(prod(codes) * BYTES.get(kind, 1), outputs * inputs // 2)
-    return in_codes + outputs * num_groups * (SCALE_BYTES + ZERO_BYTES * has_zeros)
+    return in_codes + outputs * num_groups * (scale_bytes + ZERO_BYTES * has_zeros)

@@ -103,6 +103,23 @@ def test_values_are_those_of_the_checkpoint_bit_by_bit(kind: str, groups: str) -
         assert torch.equal(found, units @ weight.dequantized(torch.float32).to(DEVICE).t())
 
 
+@pytest.mark.parametrize("kind", ["e2m1", "e4m3", "4 bits", "int8"])
+def test_scales_that_are_powers_of_two_take_8_bits(kind: str) -> None:
+    weight = quantized(kind, "32", 70, 100)
+    weight.scales.copy_(torch.exp2(weight.scales.abs().log2().round()))
+    small = kept(weight)
+    assert small.scales.dtype == torch.uint8
+    values = weight.dequantized(torch.float32).to(DEVICE)
+    assert torch.equal(small.dequantized(torch.float32), values)
+    assert torch.equal(quantized_kernels.widened(small, torch.float32), values)
+    units = torch.eye(100, device=DEVICE)
+    assert torch.equal(quantized_kernels.quantized_linear(units, small), values.t())
+    other = quantized(kind, "32", 7, 100)
+    both = joined([small, kept(other)])
+    values = torch.cat([values, other.dequantized(torch.float32).to(DEVICE)])
+    assert torch.equal(both.dequantized(torch.float32), values)
+
+
 @pytest.mark.parametrize(
     ("kind", "num_rows", "num_outputs", "num_inputs"),
     [

@@ -4,6 +4,7 @@
 // bitwise independent of the other rows.
 #include "byte_dots.h"
 
+#include <c10/util/Float8_e8m0fnu.h>
 #include <c10/util/Half.h>
 
 #include <algorithm>
@@ -45,6 +46,28 @@ inline Vector load_scales(const c10::Half* from) {
   Vector value;
   for (int64_t i = 0; i < LANES; ++i) value[i] = from[i];
   return value;
+#endif
+}
+
+inline Vector load_scales(const c10::Float8_e8m0fnu* from) {
+  return load_powers(reinterpret_cast<const uint8_t*>(from));
+}
+
+// What the bytes of `e2m1_steps` are more than the steps.
+constexpr int32_t E2M1_ZERO = 12;
+
+// Of each byte, a code of e2m1: its number in steps of a half, and `E2M1_ZERO` more.
+inline Ints e2m1_steps(Ints codes) {
+  constexpr uint8_t STEPS[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+#if DRAFTLINE_LANES == 16 && defined(__AVX512BW__)
+  const __m128i steps = _mm_loadu_si128(reinterpret_cast<const __m128i*>(STEPS));
+  return (Ints)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(steps), (__m512i)codes);
+#else
+  uint8_t bytes[sizeof(Ints)];
+  std::memcpy(bytes, &codes, sizeof(bytes));
+  for (uint8_t& byte : bytes) byte = STEPS[byte];
+  std::memcpy(&codes, bytes, sizeof(bytes));
+  return codes;
 #endif
 }
 
@@ -93,6 +116,8 @@ template <Kind K>
       codes[dot][0] = *next & 0x0f0f0f0f;
       codes[dot][1] = *next++ >> 4 & 0x0f0f0f0f;
     }
+    if constexpr (K == Kind::DOT_E2M1)
+      for (int v = 0; v < 2; ++v) codes[dot][v] = e2m1_steps(codes[dot][v]);
   }
 }
 
@@ -109,7 +134,7 @@ void multiply_rows(const Part& p, int64_t panel, int64_t first, int64_t rows) {
   if (minima) minima += offset;
   const uint8_t* zeros = p.weight.zeros ? p.weight.zeros + offset : nullptr;
   // What all codes are less, as integers.
-  const int32_t zero = K == Kind::DOT8 ? 128 : minima ? 0 : 8;
+  const int32_t zero = K == Kind::DOT_E2M1 ? E2M1_ZERO : K == Kind::DOT8 ? 128 : minima ? 0 : 8;
   const bool has_minima = minima || zeros;
   Vector sums[ROWS][2];
   for (int64_t r = 0; r < rows; ++r)
@@ -128,6 +153,7 @@ void multiply_rows(const Part& p, int64_t panel, int64_t first, int64_t rows) {
     for (int v = 0; v < 2; ++v) {
       const int64_t lane = group + v * LANES;
       scale[v] = load_scales(scales + lane);
+      if (K == Kind::DOT_E2M1) scale[v] *= 0.5f;
       if (minima)
         minimum[v] = load_scales(minima + lane);
       else if (zeros)
@@ -163,6 +189,15 @@ void multiply_rows(const Part& p, int64_t panel, int64_t first, int64_t rows) {
   }
 }
 
+template <Kind K>
+auto* rows_of(Scales scales) {
+  switch (scales) {
+    case Scales::FLOAT16: return multiply_rows<K, c10::Half>;
+    case Scales::E8M0: return multiply_rows<K, c10::Float8_e8m0fnu>;
+    default: return multiply_rows<K, float>;
+  }
+}
+
 }  // namespace
 
 void split_inputs(const float* x, int64_t rows, int64_t inputs, int64_t begin, int64_t end,
@@ -178,12 +213,13 @@ void split_inputs(const float* x, int64_t rows, int64_t inputs, int64_t begin, i
 }
 
 void multiply_panel(const Part& part, int64_t panel) {
-  const bool is_half = part.weight.has_half_scales;
-  auto* multiply = multiply_rows<Kind::DOT4, float>;
-  if (part.weight.kind == Kind::DOT8)
-    multiply = is_half ? multiply_rows<Kind::DOT8, c10::Half> : multiply_rows<Kind::DOT8, float>;
-  else if (is_half)
-    multiply = multiply_rows<Kind::DOT4, c10::Half>;
+  const auto multiply = [&] {
+    switch (part.weight.kind) {
+      case Kind::DOT8: return rows_of<Kind::DOT8>(part.weight.scale_type);
+      case Kind::DOT4: return rows_of<Kind::DOT4>(part.weight.scale_type);
+      default: return rows_of<Kind::DOT_E2M1>(part.weight.scale_type);
+    }
+  }();
   for (int64_t first = 0; first < part.rows; first += ROWS)
     multiply(part, panel, first, std::min(ROWS, part.rows - first));
 }

@@ -1,4 +1,4 @@
-// Products with integer weights by dot products of bytes: codes times digits of the inputs.
+// Products with weights of integers, or of e2m1, by dot products of bytes: codes times digits of the inputs.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ void split_inputs(const float* x, int64_t rows, int64_t inputs, int64_t begin, i
 // A product with one weight; `out`, `bias` and `residual` are of its first output.
 struct Part {
   const float* x;
-  const Digits* digits;  // [chunks, rows] of x, for DOT8 and DOT4
+  const Digits* digits;  // [chunks, rows] of x, for weights that this file multiplies
   Weight weight;
   float* out;
   int64_t rows, inputs, outputs;
@@ -45,7 +45,7 @@ struct Part {
   const float *bias, *residual;
 };
 
-// The outputs of a panel of a weight of kind DOT8 or DOT4.
+// The outputs of a panel of a weight of kind DOT8, DOT4 or DOT_E2M1.
 void multiply_panel(const Part& part, int64_t panel);
 
 }  // namespace draftline

@@ -45,7 +45,7 @@ constexpr bool has_minima(Kind kind) {
 
 constexpr bool is_quantized(Kind kind) { return kind > Kind::BFLOAT16; }
 
-constexpr bool has_dots(Kind kind) { return kind == Kind::DOT8 || kind == Kind::DOT4; }
+constexpr bool has_dots(Kind kind) { return kind >= Kind::DOT8; }
 
 constexpr int64_t panel_of(Kind kind) { return has_dots(kind) ? DOT_COLUMNS : PANEL; }
 
@@ -53,7 +53,8 @@ constexpr int64_t panel_of(Kind kind) { return has_dots(kind) ? DOT_COLUMNS : PA
 constexpr int64_t row_bytes(Kind kind) {
   switch (kind) {
     case Kind::DOT8:
-    case Kind::DOT4: return chunk_bytes(kind);
+    case Kind::DOT4:
+    case Kind::DOT_E2M1: return chunk_bytes(kind);
     case Kind::FLOAT32: return PANEL * 4;
     case Kind::BFLOAT16: return PANEL * 2;
     case Kind::E2M1:
@@ -68,6 +69,7 @@ template <Kind K>
 struct Panel {
   const uint8_t* codes;
   const float* scales = nullptr;
+  const uint8_t* powers = nullptr;  // e8m0, in place of scales
   const uint8_t* zeros = nullptr;
   const float* minima = nullptr;
   const int32_t* groups = nullptr;
@@ -79,7 +81,11 @@ struct Panel {
   Panel(const Weight& weight, int64_t inputs, int64_t panel, int64_t first)
       : codes(weight.codes + (panel * inputs + first) * row_bytes(K)) {
     if constexpr (is_quantized(K)) {
-      scales = static_cast<const float*>(weight.scales) + panel * weight.num_groups * PANEL;
+      const int64_t offset = panel * weight.num_groups * PANEL;
+      if (weight.scale_type == Scales::E8M0)
+        powers = static_cast<const uint8_t*>(weight.scales) + offset;
+      else
+        scales = static_cast<const float*>(weight.scales) + offset;
       groups = weight.groups + first;
     }
     if constexpr (has_zeros(K)) zeros = weight.zeros + panel * weight.num_groups * PANEL;
@@ -134,7 +140,8 @@ struct Panel {
   void take_group(int32_t next) {
     group = next;
     for (int v = 0; v < VECTORS; ++v) {
-      scale[v] = load(scales + next * PANEL + v * LANES);
+      const int64_t lane = next * PANEL + v * LANES;
+      scale[v] = powers ? load_powers(powers + lane) : load(scales + lane);
       if constexpr (has_zeros(K)) zero[v] = load_bytes(zeros + next * PANEL + v * LANES);
       if constexpr (has_minima(K)) minimum[v] = load(minima + next * PANEL + v * LANES);
     }
@@ -217,12 +224,16 @@ void add_panel_of(const Part& p, int64_t panel) {
     case Kind::UINT4: return add_panel<Kind::UINT4>(p, panel);
     case Kind::UINT4_MINIMA: return add_panel<Kind::UINT4_MINIMA>(p, panel);
     case Kind::DOT8:
-    case Kind::DOT4: return multiply_panel(p, panel);
+    case Kind::DOT4:
+    case Kind::DOT_E2M1: return multiply_panel(p, panel);
   }
 }
 
 Kind kind_of(const at::Tensor& codes, const at::Tensor& minima) {
-  if (codes.dim() == 4) return codes.size(3) == DOT_COLUMNS * 4 ? Kind::DOT8 : Kind::DOT4;
+  if (codes.dim() == 4) {
+    if (codes.scalar_type() == at::kFloat4_e2m1fn_x2) return Kind::DOT_E2M1;
+    return codes.size(3) == DOT_COLUMNS * 4 ? Kind::DOT8 : Kind::DOT4;
+  }
   switch (codes.scalar_type()) {
     case at::kFloat: return Kind::FLOAT32;
     case at::kBFloat16: return Kind::BFLOAT16;
@@ -264,8 +275,13 @@ Weight Weight::of(at::TensorList parts, int64_t inputs, int64_t outputs) {
   weight.scales = scales.const_data_ptr();
   weight.groups = groups.const_data_ptr<int32_t>();
   weight.num_groups = scales.size(1);
-  weight.has_half_scales = has_dots(kind) && scales.scalar_type() == at::kHalf;
-  TORCH_CHECK(weight.has_half_scales || scales.scalar_type() == at::kFloat);
+  switch (scales.scalar_type()) {
+    case at::kFloat: break;
+    case at::kFloat8_e8m0fnu: weight.scale_type = Scales::E8M0; break;
+    default:
+      TORCH_CHECK(has_dots(kind) && scales.scalar_type() == at::kHalf);
+      weight.scale_type = Scales::FLOAT16;
+  }
   if (has_zeros(kind) || (has_dots(kind) && zeros.numel())) {
     TORCH_CHECK(zeros.is_contiguous() && zeros.sizes() == scales.sizes());
     weight.zeros = zeros.const_data_ptr<uint8_t>();

@@ -21,8 +21,12 @@ enum class Kind {
   UINT4_MINIMA,
   // By `byte_dots.h`.
   DOT8,
-  DOT4
+  DOT4,
+  DOT_E2M1
 };
+
+// In which scales are kept, and minima.
+enum class Scales { FLOAT32, FLOAT16, E8M0 };
 
 // A packed weight, as `kernels/cpu/packed_linear.py` describes it.
 struct Weight {
@@ -33,9 +37,10 @@ struct Weight {
   const void* scales = nullptr;
   const uint8_t* zeros = nullptr;
   const void* minima = nullptr;
-  const int32_t* groups = nullptr;  // [inputs], of DOT8 and DOT4 [chunks]
+  const int32_t* groups = nullptr;  // [inputs], of DOT8, DOT4 and DOT_E2M1 [chunks]
   int64_t num_groups = 0;
-  bool has_half_scales = false;  // float16 scales and minima; else float32
+  // Minima likewise. FLOAT16 of DOT8, DOT4 and DOT_E2M1 alone.
+  Scales scale_type = Scales::FLOAT32;
 
   // Of its tensors, for so many inputs and outputs.
   static Weight of(at::TensorList parts, int64_t inputs, int64_t outputs);

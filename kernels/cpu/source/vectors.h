@@ -64,6 +64,9 @@ inline Ints load_signed_bytes(const uint8_t* from) {
 #endif
 }
 
+// Powers of two by their exponents, as e8m0 has them, from 2^-126 on.
+inline Vector load_powers(const uint8_t* from) { return (Vector)(load_bytes(from) << 23); }
+
 // The numbers of e2m1 (a sign, two bits of exponent, one of fraction) by their codes of 4 bits.
 inline Vector e2m1_of(Ints codes) {
 #if DRAFTLINE_LANES == 16 && defined(__AVX512F__)

@@ -33,7 +33,7 @@ GROUPS = ["32", "128", "one", "scattered"]
 # The kernels have both forms on every processor; which one is packed is chosen by speed.
 WIDENED = vectors().widening
 BY_DOTS = replace(vectors(), has_byte_dots=True)
-INTEGERS = [kind for kind in KEPT if kind not in ("e4m3", "e2m1")]
+DOTS = [kind for kind in KEPT if kind != "e4m3"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -103,7 +103,7 @@ MOST_OF_FLOAT32 = {
 
 @pytest.mark.parametrize("inputs_are", MOST_OF_FLOAT32)
 @pytest.mark.parametrize("groups", GROUPS[:3])
-@pytest.mark.parametrize("kind", INTEGERS)
+@pytest.mark.parametrize("kind", DOTS)
 def test_dots_of_bytes_are_as_exact_as_float32(kind: str, groups: str, inputs_are: str) -> None:
     torch.manual_seed(2)
     weight, x = quantized(kind, groups, 600, 130), rows_of(inputs_are, 600)
@@ -135,7 +135,7 @@ def test_rows_that_are_not_finite_stay_so_alone(wrong: float) -> None:
 
 
 def test_rows_of_zeros_give_zeros() -> None:
-    for kind in INTEGERS:
+    for kind in DOTS:
         weight = packed(quantized(kind, "32", 70, 40), BY_DOTS)
         assert not packed_linear(torch.zeros(2, 70), weight, 40).any()
 
@@ -149,9 +149,9 @@ def test_4_bits_take_half_a_byte() -> None:
         large = packed(quantized("uint8", "one", 320, panel), form)
         assert large.codes.nbytes == 320 * panel
         assert large.kind == "int8"
-    floats = packed(quantized("e2m1", "one", 320, 2 * panel))
-    assert floats.codes.nbytes == 320 * panel
-    assert floats.kind == "float4_e2m1fn_x2"
+        floats = packed(quantized("e2m1", "one", 320, 2 * panel), form)
+        assert floats.codes.nbytes == 320 * panel
+        assert floats.kind == "float4_e2m1fn_x2"
 
 
 def test_scales_of_16_bits_stay_in_16_bits() -> None:
@@ -164,6 +164,23 @@ def test_scales_of_16_bits_stay_in_16_bits() -> None:
     x = torch.randn(2, 64)
     in_float = small._replace(scales=small.scales.float(), minima=small.minima.float())
     assert torch.equal(packed_linear(x, small, 70), packed_linear(x, in_float, 70))
+
+
+@pytest.mark.parametrize("form", [WIDENED, BY_DOTS])
+@pytest.mark.parametrize("kind", ["e2m1", "int8"])
+def test_scales_that_are_powers_of_two_stay_in_8_bits(kind: str, form: Vectors) -> None:
+    weight = quantized(kind, "32", 160, 70)
+    weight = replace(weight, scales=torch.exp2(weight.scales.abs().log2().round()))
+    small = packed(weight, form)
+    assert small.scales.dtype == torch.float8_e8m0fnu
+    x = torch.randn(2, 160)
+    in_float = small._replace(scales=small.scales.float())
+    found = packed_linear(x, small, 70)
+    assert torch.equal(found, packed_linear(x, in_float, 70))
+    torch.testing.assert_close(found, packed_linear(x, widened(weight), 70))
+    for other in (3.0, 2.0**-130, 0.0, -2.0):
+        weight.scales[3, 1] = other
+        assert packed(weight, form).scales.dtype != torch.float8_e8m0fnu
 
 
 def test_zero_points_in_the_middle_are_not_stored() -> None:

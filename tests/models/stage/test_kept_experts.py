@@ -266,14 +266,14 @@ def test_memory_of_mxfp4_and_of_experts_that_are_widened(
     folder = save_mxfp4_pair(tmp_path).quantized
     memory = read_weight_memory(folder)
     sizes = {name: size for name, size in memory.sizes["none"].items() if "experts" in name}
-    # A half of a byte, and a scale of 4 bytes for 32.
+    # A half of a byte, and a scale of a byte for 32.
     numel = 2 * 4 * 3 * 32 * 64
-    assert sum(size for name, size in sizes.items() if "bias" not in name) == numel * 5 // 8
+    assert sum(size for name, size in sizes.items() if "bias" not in name) == numel * 17 // 32
     assert memory.widened is None
     monkeypatch.setattr(kept_experts, "expert_obstacle", lambda _: "they are of no kind")
     widened = read_weight_memory(folder)
     assert widened.widened == "they are of no kind"
-    assert widened.num_bytes() - memory.num_bytes() == numel * 4 - numel * 5 // 8
+    assert widened.num_bytes() - memory.num_bytes() == numel * 4 - numel * 17 // 32
 
 
 def edited(form: str, folder: Path, name: str, change: Callable[[Tensor], Tensor | None]) -> Path:

@@ -157,6 +157,10 @@ def storing(stored: str, *, by_row: bool = False) -> Resources:
     return compiled(kv_kernels.store_rows, types, constants)
 
 
+# Of MXFP4 the scales are powers of two.
+SCALES = {"e2m1": "*u8"}
+
+
 def weight_form(kind: str, group: int) -> dict[str, int]:
     """Constants of a weight; `group`: inputs of a group, 0: all."""
     codes = torch.full((2, 1024), 200 if kind == "uint8" else 9, dtype=torch.uint8)
@@ -182,7 +186,7 @@ def multiplying(
     wanted = shared_kernels.STAGES_OF_GATED if is_gated else shared_kernels.STAGES_ALONE
     facts = MOST_SHARED[capability], divmod(capability, 10)
     types = dict.fromkeys(("x", "bias", "out"), f"*{NAMES[dtype]}")
-    types |= {"codes": "*u8", "scales": "*fp32", "offsets": "*fp32"}
+    types |= {"codes": "*u8", "scales": SCALES.get(kind, "*fp32"), "offsets": "*fp32"}
     options = {
         "num_warps": quantized_kernels.num_warps(sizes["ROWS"], is_gated=is_gated),
         "num_stages": shared_kernels.stages_within(wanted, tile_bytes, *facts),
@@ -200,7 +204,8 @@ def multiplying(
 
 
 def widening(kind: str, group: int) -> Resources:
-    types = {"codes": "*u8", "scales": "*fp32", "offsets": "*fp32", "out": "*bf16"}
+    scales = SCALES.get(kind, "*fp32")
+    types = {"codes": "*u8", "scales": scales, "offsets": "*fp32", "out": "*bf16"}
     constants = weight_form(kind, group) | {"LINES": quantized_kernels.LINES}
     return compiled(quantized_kernels.widen_quantized, types, constants)
 

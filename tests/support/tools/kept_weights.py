@@ -28,9 +28,9 @@ def kept(caplog: pytest.LogCaptureFixture, event: str) -> list[str]:
 
 
 def assert_alike(found: Tensor, expected: Tensor, kinds: str = "uint4", atol: float = 1e-4) -> None:
-    """Bit by bit; but for roundings where the kinds of weights have integers, which are multiplied
-    by dot products of bytes where the processor has these."""
-    if vectors().has_byte_dots and "int" in kinds:
+    """Bit by bit; but for roundings where the kinds of weights have integers or e2m1, which are
+    multiplied by dot products of bytes where the processor has these."""
+    if vectors().has_byte_dots and ("int" in kinds or "e2m1" in kinds):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=atol)
     else:
         assert torch.equal(found, expected)
