@@ -315,8 +315,9 @@ def load_slice(
 ) -> ModelSlice:  # fmt: skip
     """Load a stage's modules; with `fused`, those of `fused_modules.py` where supported.
 
-    Linear layers keep quantised weights in fused modules, and with `keep`, for stages that
-    `CpuLayers` runs. In others the weights of a quantised checkpoint are taken back to `dtype`.
+    Linear layers keep quantised weights with `fused`, but for a head of other decoders, and with
+    `keep`, for stages that `CpuLayers` runs. In others the weights of a quantised checkpoint are
+    taken back to `dtype`.
     `quantization`, the stage's own rounding, rounds what is taken back. Activations are not
     quantised. Experts of mixtures keep quantised weights, too (`experts.py`);
     `experts_by_kernels`: the CPU kernels compute them, and are loaded; other layers of the mixture
@@ -338,7 +339,9 @@ def load_slice(
         whole = empty_model(config)
     files = open_weights(folder, config, DTYPES[dtype], torch.device(device))
     put = put_for_cpu_kernels if keep else put_on_cpu if experts_by_kernels else None
-    if fused and runs_by_layers(config) and can_be_fused(base_and_layers(whole)[1][span.first]):
+    if fused and (
+        not runs_by_layers(config) or can_be_fused(base_and_layers(whole)[1][span.first])
+    ):
         put = put_packed(DTYPES[dtype])
     experts = ExpertForm(
         DTYPES[dtype], torch.device(device), quantization, by_kernels=experts_by_kernels
@@ -364,11 +367,14 @@ def load_slice(
     return replace(part, kv_scales=scales.to(device))
 
 
-def _products(part: ModelSlice) -> Iterator[GpuLinear | GpuPackedLinear | GpuHead | CpuLinear]:
+Product = GpuLinear | GpuPackedLinear | GpuHead | CpuLinear | PackedLinear
+
+
+def _products(part: ModelSlice) -> Iterator[Product]:
     """Of the modules of a stage that keep weights as they are stored."""
     for layer in part.layers:
         for module in layer.modules():
-            if isinstance(module, CpuLinear):
+            if isinstance(module, CpuLinear | PackedLinear):
                 yield module
             for value in vars(module).values():
                 if isinstance(value, GpuLinear | GpuPackedLinear):
@@ -379,7 +385,7 @@ def _products(part: ModelSlice) -> Iterator[GpuLinear | GpuPackedLinear | GpuHea
         yield part.head
 
 
-def _kind(product: GpuLinear | GpuPackedLinear | GpuHead | CpuLinear) -> str:
+def _kind(product: Product) -> str:
     weight = product.weight
     if isinstance(weight, KeptWeight | PackedWeight):
         return weight.kind

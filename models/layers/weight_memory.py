@@ -128,6 +128,7 @@ def read_weight_memory(
     by_kernels = cpu_obstacle(config, dtype, torch.device(device)) is None
     mixes = can_compute_experts(dtype, device) and not by_kernels and has_experts(config)
     keeps_head = by_kernels or (device == "cuda" and runs_by_layers(config))
+    keeps_others = mixes or device == "cuda"
     has_own_head = by_kernels or stored.files.has_head or (keeps_head and stored.has_codes(HEAD))
     if config.tie_word_embeddings and not has_own_head:
         parameters.pop(HEAD, None)
@@ -149,7 +150,7 @@ def read_weight_memory(
             else rounded_bytes(weight.shape, quantization)
             if quantization != NONE and is_quantized(whole, name)
             else stored.kept_bytes(name, weight.shape)
-            if (keeps_head or (mixes and name != HEAD))
+            if (keeps_head or (keeps_others and name != HEAD))
             and can_keep(whole, name)
             and (by_kernels or stored.has_codes(name))
             else weight.numel() * DTYPES[dtype].itemsize

@@ -13,6 +13,7 @@ from draftline.models.attention.backend import choose_backend
 from draftline.models.layers import linear_layers
 from draftline.models.layers.linear_layers import GpuPackedLinear
 from draftline.models.layers.model_slice import load_slice, with_pruned_head
+from draftline.models.layers.weight_memory import read_weight_memory
 from draftline.models.load.bundled import demo_path
 from draftline.models.load.partition import LayerSpan
 from draftline.models.load.quantized_layouts import KEPT_FILE
@@ -100,6 +101,33 @@ def test_weights_stay_small_and_logits_are_those_of_the_values(
     pairs = [kind.split(":") for kind in kinds.split()]
     assert kept(caplog) == [{kind: int(count) for kind, count in pairs}]
     torch.testing.assert_close(logits(small), logits(wide), rtol=0, atol=1e-4)
+
+
+@on_cpus
+@pytest.mark.parametrize("by_kernels", [True, False])
+@pytest.mark.parametrize(
+    ("model", "form", "kinds"),
+    [
+        ("cohere", "gptq 4", {"uint4": 28}), ("qwen3_moe", "fp8 blocks", {"e4m3": 16}),
+        ("deepseek_v3", "fp8 blocks", {"e4m3": 24}),
+    ],
+)  # fmt: skip
+def test_linear_layers_of_other_decoders_stay_small(
+    *, model: str, form: str, kinds: dict[str, int], by_kernels: bool, tmp_path: Path,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(linear_layers, "runs_triton", lambda _: by_kernels)
+    pair = save_pair(model, FORMATS[form], tmp_path)
+    with caplog.at_level(logging.INFO):
+        part = load_slice(pair.quantized, WHOLE, fused=True)
+    assert kept(caplog) == [kinds]
+    small = Stage(PlainPath(part, make_kv(part, 12, BLOCK_SIZE), BLOCK_SIZE))
+    torch.testing.assert_close(logits(small), logits(plain_stage(pair.plain)), rtol=0, atol=1e-4)
+    memory = [
+        read_weight_memory(one, "cuda", "bfloat16").num_bytes()
+        for one in (pair.quantized, pair.plain)
+    ]
+    assert memory[0] < memory[1]
 
 
 @on_cpus
