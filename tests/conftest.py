@@ -131,9 +131,8 @@ def torch_single_thread() -> None:
         torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def cpu_kernels_are_built() -> None:
-    """Engines run the CPU kernels in every test, and not from some step on."""
+def pytest_collection_finish() -> None:
+    """Build the CPU kernels, so that engines run them in every test, and none waits for them."""
     # Some tests run in a copy of the tree without its upper packages.
     if "torch" not in sys.modules or find_spec("draftline.models") is None:
         return

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +20,8 @@ HERE = Path(__file__).parent / "source"
 SOURCES = sorted(HERE.glob("*.cpp"))
 HEADERS = sorted(HERE.glob("*.h"))
 FIX = "or use compile: off"
+# Compilers at a time, each of which takes half a gigabyte of memory.
+MOST_COMPILERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +113,21 @@ def find_compiler() -> str:
 
 def build(library: Path) -> None:
     """Compile the sources to `library`. Raises `ConfigError` (`compile`)."""
-    command = [find_compiler(), *_arguments(), *_places()]
+    command = [find_compiler(), *_arguments()]
     # Stages that start together may build it twice; each writes the same file.
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-            made = Path(scratch) / library.name
-            _compile([*command, "-o", str(made)])
-            made.replace(library)
+            objects = [f"{scratch}/{source.stem}.o" for source in SOURCES]
+            jobs = [
+                [*command, *_includes(), "-c", str(source), "-o", made]
+                for source, made in zip(SOURCES, objects, strict=True)
+            ]
+            with ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_COMPILERS)) as pool:
+                list(pool.map(_compile, jobs))
+            linked = Path(scratch) / library.name
+            _compile([*command, "-shared", *objects, *_libraries(), "-o", str(linked)])
+            linked.replace(library)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError("compile", f"failed in {library.parent}: {reason}; {FIX}") from error
@@ -135,14 +145,15 @@ def _arguments() -> list[str]:
     wanted = vectors()
     return [
         # Without contraction: `kernels/cpu/source/vectors.h` fuses operations explicitly.
-        "-O3", "-std=c++20", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC", *wanted.flags,
+        "-O3", "-std=c++20", "-ffp-contract=off", "-fopenmp", "-fPIC", *wanted.flags,
         f"-DDRAFTLINE_LANES={wanted.lanes}", f"-DDRAFTLINE_VECTORS={wanted.count}",
     ]  # fmt: skip
 
 
-def _places() -> list[str]:
-    home = Path(torch.__file__).parent
-    return [
-        f"-I{home / 'include'}", f"-I{home / 'include/torch/csrc/api/include'}",
-        *map(str, SOURCES), f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10",
-    ]  # fmt: skip
+def _includes() -> list[str]:
+    home = Path(torch.__file__).parent / "include"
+    return [f"-I{home}", f"-I{home / 'torch/csrc/api/include'}"]
+
+
+def _libraries() -> list[str]:
+    return [f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu", "-lc10"]
