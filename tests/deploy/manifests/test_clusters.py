@@ -115,8 +115,9 @@ def test_all_that_is_mounted_is_there() -> None:
 
 
 STAND_IN = """#!/bin/bash
-printf '%s\\n' "$0" "$@" > "$0.told"
 env > "$0.env"
+printf '%s\\n' "$0" "$@" > "$0.begun"
+mv "$0.begun" "$0.told"
 exec -a "$0" sleep 60
 """
 
