@@ -111,7 +111,7 @@ HYBRID = DemoModel(
         "linear_num_value_heads": 4, "linear_value_head_dim": 64,
     },
     plan=TrainingPlan(
-        num_steps=800, phases=(Phase(0.0, 128, 8), Phase(0.6, 256, 8), Phase(0.9, 1024, 2)),
+        num_steps=3600, phases=(Phase(0.0, 128, 8), Phase(0.6, 256, 8), Phase(0.9, 1024, 2)),
         checkpoint_every=50, compile=False,
     ),
 )  # fmt: skip
