@@ -216,8 +216,10 @@ def _scale_panels(scales: Tensor, columns: int) -> Tensor:
 
 def _in_panels(numbers: Sequence[Tensor], columns: int) -> list[Tensor]:
     """Scales, and minima if there are any, in the smallest type that has all of them."""
-    if len(numbers) == 1 and powers_of_two(numbers[0]) is not None:
-        return [_scale_panels(numbers[0], columns)]
+    if len(numbers) == 1:
+        scales = _scale_panels(numbers[0], columns)
+        if scales.dtype == torch.float8_e8m0fnu:
+            return [scales]
     half = [one.half() for one in numbers]
     if all(torch.equal(small.float(), one) for small, one in zip(half, numbers, strict=True)):
         numbers = half

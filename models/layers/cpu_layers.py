@@ -100,7 +100,7 @@ def _layer_obstacle(layer: Any, kind: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layer:
-    """The arguments of `run_layers` for one layer."""
+    """What the kernels' `Layers` take of one layer."""
 
     vectors: Tensor
     weights: tuple[PackedWeight, ...]
@@ -129,6 +129,7 @@ class CpuLayers:
             for layer, kind in zip(part.layers, part.layer_types, strict=True)
         ]
         self._num_layers = len(layers)
+        # Kept here, too, so that their bytes can be counted.
         self._tensors = [tensor for layer in layers for tensor in layer.tensors]
         self._layers = torch.classes.draftline.Layers(
             self._tensors,

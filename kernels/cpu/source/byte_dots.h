@@ -1,4 +1,5 @@
-// Products with weights of integers, or of e2m1, by dot products of bytes: codes times digits of the inputs.
+// Products with weights of integers, or of e2m1, by dot products of bytes: codes times digits of the
+// inputs.
 #pragma once
 
 #include <cstdint>

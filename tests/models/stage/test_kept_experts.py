@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from draftline.benchmarks.peers import gguf_file
-from draftline.benchmarks.peers.gguf_file import write_checkpoint
 from draftline.core.errors import CheckpointError
 from draftline.models.layers import experts as kept_experts
 from draftline.models.layers.experts import CpuExperts, KeptExperts
 from draftline.models.layers.model_slice import load_whole_model
 from draftline.models.layers.weight_memory import read_weight_memory
-from draftline.models.load.bundled import demo_path
 from draftline.models.load.checkpoint import read_config
-from draftline.models.load.gguf_file import unpacked
 from draftline.models.load.partition import LayerSpan
-from draftline.models.load.quantized_layouts import KEPT_FILE
 from draftline.models.load.rounding import rounded
 from draftline.models.stage.load_stage import load_stage
 from draftline.models.stage.options import StageOptions
 from draftline.models.stage.stage import Stage
 from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
-from support.inputs.gguf_blocks import random_blocks
+from support.inputs.gguf_blocks import random_blocks, unpacked_pair
 from support.inputs.mxfp4_checkpoint import save_mxfp4_pair
 from support.inputs.quantized_checkpoints import FORMATS, quantize, save_pair
 from support.inputs.steps import BLOCK_SIZE
@@ -146,15 +141,10 @@ def test_experts_of_gguf_files_stay_small(
         sizes["shared_expert_intermediate_size"] = 256
     sizes |= {"head_dim": 64, "vocab_size": 4096}
     source = save_tiny_model(kind, tmp_path / "source", num_layers=2, sizes=sizes)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(demo_path("demo") / file, source / file)
     if "K" in most:
         monkeypatch.setattr(gguf_file, "quantize", random_blocks)
     others = {"experts.down_proj.weight": GGMLQuantizationType[second]}
-    write_checkpoint(source, tmp_path / "model.gguf", GGMLQuantizationType[most], others)
-    folder = unpacked(tmp_path / "model.gguf", tmp_path / "cache")
-    plain = shutil.copytree(folder, tmp_path / "plain")
-    (plain / KEPT_FILE).unlink()
+    folder, plain = unpacked_pair(source, most, others)
     with caplog.at_level(logging.INFO):
         small, wide = stage_of(folder), stage_of(plain)
         by_torch = stage_of(folder, compiled=False)

@@ -27,7 +27,7 @@ from draftline.models.stage.options import OutputVocabulary, StageOptions
 from draftline.models.stage.stage import Stage
 from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
-from support.inputs.gguf_blocks import random_blocks
+from support.inputs.gguf_blocks import random_blocks, unpacked_pair
 from support.inputs.quantized_checkpoints import FORMATS, save_pair
 from support.inputs.steps import BLOCK_SIZE
 from support.tools.cpu_kernels import FOLDER, load_cpu_kernels
@@ -166,16 +166,11 @@ def test_weights_of_one_product_may_be_of_different_kinds(
     AutoModelForCausalLM.from_config(LlamaConfig(**GROUPS_OF_32 | shape)).float().save_pretrained(
         source
     )
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(demo_path("demo") / file, source / file)
     monkeypatch.setattr(gguf_file, "quantize", random_blocks)
     of_names = dict.fromkeys(
         ("v_proj.weight", "down_proj.weight", "embed_tokens.weight"), GGMLQuantizationType[better]
     )
-    write_checkpoint(source, tmp_path / "model.gguf", GGMLQuantizationType[most], of_names)
-    folder = unpacked(tmp_path / "model.gguf", tmp_path / "cache")
-    plain = shutil.copytree(folder, tmp_path / "plain")
-    (plain / KEPT_FILE).unlink()
+    folder, plain = unpacked_pair(source, most, of_names)
     with caplog.at_level(logging.INFO):
         small, wide = stage_of(folder), stage_of(plain)
     assert kept(caplog, USED) == [kinds, "float32:17"]

@@ -1,9 +1,32 @@
-"""Random blocks of a GGUF file."""
+"""GGUF files with blocks of all kinds, and folders unpacked from them."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
 import numpy as np
+from draftline.benchmarks.peers.gguf_file import write_checkpoint
+from draftline.models.load.bundled import demo_path
+from draftline.models.load.gguf_file import unpacked
+from draftline.models.load.quantized_layouts import KEPT_FILE
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+
+def unpacked_pair(
+    source: Path, most: str, others: Mapping[str, GGMLQuantizationType]
+) -> tuple[Path, Path]:
+    """A checkpoint as a GGUF file, of which `others` by name are not of the kind of most; unpacked
+    with its blocks, and without them. It gets the bundled tokenizer; all lie beside it."""
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo_path("demo") / file, source / file)
+    file = source.parent / "model.gguf"
+    write_checkpoint(source, file, GGMLQuantizationType[most], others)
+    folder = unpacked(file, source.parent / "cache")
+    plain = shutil.copytree(folder, source.parent / "plain")
+    (plain / KEPT_FILE).unlink()
+    return folder, plain
 
 
 def random_blocks(array: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
