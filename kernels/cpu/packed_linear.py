@@ -21,12 +21,14 @@ from ..small_codes import (
     powers_of_two,
 )
 from .build import Vectors
+from .large_pages import LargePages
 
 NOTHING = torch.empty(0)
 # Inputs of a chunk of `kernels/cpu/source/byte_dots.h`, and of a lane of its dot products.
 CHUNK, DEEP = 32, 4
 # The codes that stand for 0 in it.
 ZERO_OF_4_BITS, ZERO_OF_8_BITS = 8, 128
+_PAGES = LargePages()
 
 
 class PackedWeight(NamedTuple):
@@ -251,6 +253,11 @@ def _panels(rows: Tensor, panel: int) -> Tensor:
     """[outputs, n] -> [panels, n, panel], the last one padded with zeros."""
     padded = pad(rows, (0, 0, 0, -len(rows) % panel))
     return padded.view(-1, panel, rows.shape[1]).transpose(1, 2).contiguous()
+
+
+def placed(weight: PackedWeight) -> PackedWeight:
+    """A copy in large pages, for a weight that stays."""
+    return PackedWeight(*map(_PAGES.copy, weight))
 
 
 def packed_linear(x: Tensor, weight: PackedWeight, outputs: int) -> Tensor:

@@ -18,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from ...core.arrays import Bool, Int32, Int64
 from ...core.steps import StepInput
 from ...core.tree.tree import unpack
+from ...kernels.cpu.large_pages import zeros
 
 # Rows of a request from which query heads of one key/value head are not folded: by then each reads
 # the keys as fast alone.
@@ -47,7 +48,8 @@ class PagedKv:
         self.num_slots = num_slots
         num_sides = 1 if rotated_dim else 2
         shape = (num_layers, num_slots, num_sides, num_kv_heads, head_dim + rotated_dim)
-        self.data = torch.zeros(shape, dtype=dtype, device=device)
+        on_cpu = torch.device(device).type == "cpu"
+        self.data = zeros(shape, dtype) if on_cpu else torch.zeros(shape, dtype=dtype, device=device)
         # Views made once: indexing a tensor costs microseconds in every layer of every step.
         self.layers = self.data.unbind(0)
 

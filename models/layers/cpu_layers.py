@@ -33,6 +33,7 @@ from ...kernels.cpu.packed_linear import (
     pack_quantized,
     pack_weights,
     packed_linear,
+    placed,
 )
 from ..load.chosen_layers import config_of_layers
 from ..load.model_info import head_dim, num_kv_heads
@@ -278,7 +279,7 @@ def _take(most: int, *linears: FastLinear | KeptLinear) -> list[PackedWeight]:
             linear.weight = linear.weight.new_empty(0)
     together = _packed(weights)
     packed = [_packed([weight]) for weight in weights] if together is None else [together]
-    return [one for one in packed if one is not None] + [NOTHING_PACKED] * (most - len(packed))
+    return [placed(one) for one in packed if one] + [NOTHING_PACKED] * (most - len(packed))
 
 
 def _packed(weights: Sequence[Tensor | QuantizedWeight]) -> PackedWeight | None:

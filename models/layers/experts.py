@@ -23,7 +23,7 @@ from transformers import PretrainedConfig
 from ...core.errors import CheckpointError
 from ...kernels.cpu.build import Vectors, vectors
 from ...kernels.cpu.experts import Activation, ExpertMatrix, Gate, run_experts, stacked
-from ...kernels.cpu.packed_linear import PackedWeight, pack_quantized, pack_weights
+from ...kernels.cpu.packed_linear import PackedWeight, pack_quantized, pack_weights, placed
 from ...kernels.dispatch import Machine, load_quantized_linear, runs_triton
 from ...kernels.quantized.kept_weight import KeptWeight, keep_weight
 from ..load.checkpoint import WeightFiles
@@ -190,7 +190,7 @@ class CpuExperts(nn.Module):
             widths = tuple(width for _, width in by_expert[0])
             by_part = zip(*by_expert, strict=True)
             stacks = [stacked([packed for packed, _ in part]) for part in by_part]
-        self._matrices[name] = ExpertMatrix(tuple(one for one in stacks if one), widths)
+        self._matrices[name] = ExpertMatrix(tuple(placed(one) for one in stacks if one), widths)
 
     def kinds(self) -> set[str]:
         """Of the weights, for display."""

@@ -23,6 +23,7 @@ from ...kernels.cpu.packed_linear import (
     pack_quantized,
     pack_weights,
     packed_linear,
+    placed,
 )
 from ...kernels.dispatch import Machine, load_quantized_linear, runs_triton
 from ...kernels.linear.reference import MOST_FEW_ROWS, library_linear
@@ -145,7 +146,9 @@ def put_on_cpu(model: nn.Module, name: str, weight: QuantizedWeight) -> None:
         weight.codes, weight.scales, weight.zeros, weight.group_of, vectors(), weight.minima
     )
     outputs = weight.shape[0]
-    layer = _plain(weight, torch.float32) if packed is None else CpuLinear(packed, outputs)
+    layer = (
+        _plain(weight, torch.float32) if packed is None else CpuLinear(placed(packed), outputs)
+    )
     model.set_submodule(name.removesuffix(".weight"), layer)
 
 
