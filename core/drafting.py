@@ -345,10 +345,10 @@ class Drafting:
 
     # ---- which trees have KV slots
 
-    def fit_to_kv(self, trees: TreeSteps) -> tuple[TreeSteps, int]:
+    def fit_to_kv(self, trees: TreeSteps, batch: DraftBatch | None) -> tuple[TreeSteps, int]:
         """The trees of all requests that get KV slots for them, in order; and how many tokens of
         each request the step decodes (1 if it has drafts)."""
-        num_decode_steps = self._num_decode_steps(trees)
+        num_decode_steps = self._num_decode_steps(trees, batch)
         fitting: list[int] = []
         bare: list[int] = []
         slots = self._slots(trees, num_decode_steps)
@@ -398,7 +398,7 @@ class Drafting:
         self._heads.note(results.heads)
         return results
 
-    def _num_decode_steps(self, trees: TreeSteps) -> int:
+    def _num_decode_steps(self, trees: TreeSteps, batch: DraftBatch | None) -> int:
         """Tokens of each request in a step of roots alone of which nothing else is wanted."""
         states = trees.states
         if not states or len(trees.trees.nodes) or trees.extras:
@@ -408,7 +408,8 @@ class Drafting:
         if any(map(is_ordered, states)):
             return 1
         most = min(state.stop.num_tokens_left for state in states)
-        return self._policy.num_decode_steps(len(states), most)
+        asked = batch is not None and bool(batch.plan.by_drafter)
+        return self._policy.num_decode_steps(len(states), most, drafters_asked=asked)
 
 
 def want_tokens_alone(states: Sequence[RequestState]) -> bool:

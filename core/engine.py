@@ -230,7 +230,7 @@ class EngineCore:
         if self._trace is not None:
             self._trace.building()
         draft_batch, trees = await self.drafting.merge_and_select(self.deadline.patience_s)
-        trees, num_decode_steps = self.drafting.fit_to_kv(trees)
+        trees, num_decode_steps = self.drafting.fit_to_kv(trees, draft_batch)
         prompt_chunks = self._scheduler.prompt_chunks(int(trees.num_rows.sum()))
         trees, prompt_chunks, edits = edits_of_parts(trees, prompt_chunks, self._contain)
         if not trees.states and not prompt_chunks:

@@ -336,8 +336,8 @@ class PipelinedDrafting(Drafting):
             slots[index] = part.most_positions + slots[index] - root - len(part.rows)
         return slots
 
-    def _num_decode_steps(self, trees: TreeSteps) -> int:
-        return 1 if trees.tree_chunks else super()._num_decode_steps(trees)
+    def _num_decode_steps(self, trees: TreeSteps, batch: DraftBatch | None) -> int:
+        return 1 if trees.tree_chunks else super()._num_decode_steps(trees, batch)
 
     # ---- what steps in flight tell
 

@@ -562,8 +562,13 @@ class SpeculationPolicy:
         alone, beside = self.cost.seconds(1, [1, 1 + SHARED_ROWS]).tolist()
         return max(0.0, beside - alone) / (SHARED_ROWS * alone)
 
-    def num_decode_steps(self, num_requests: int, most: int) -> int:
-        """Tokens of each request, at most `most`, in a step without drafts and prompts."""
+    def num_decode_steps(self, num_requests: int, most: int, *, drafters_asked: bool) -> int:
+        """Tokens of each request, at most `most`, in a step without drafts and prompts.
+
+        One where drafters are asked for every token, and had none for this one.
+        """
+        if drafters_asked and not self._is_adaptive:
+            return 1
         return self._multi_step.num_steps(num_requests, self.cost, most)
 
     # ---- what is learned

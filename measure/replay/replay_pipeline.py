@@ -193,6 +193,11 @@ class TappedPipeline(PassingPipeline):
         super().__init__(pipeline)
         self.said: Said | None = None
 
+    @property
+    def decodes_several(self) -> bool:
+        """As of the pipeline while nothing is collected, so that served steps are measured."""
+        return self.said is None and self._pipeline.decodes_several
+
     def submit(self, step: StepInput) -> Awaitable[StepOutput]:
         """Send a step, and observe its result."""
         result = super().submit(step)

@@ -48,8 +48,10 @@ class PagedKv:
         self.num_slots = num_slots
         num_sides = 1 if rotated_dim else 2
         shape = (num_layers, num_slots, num_sides, num_kv_heads, head_dim + rotated_dim)
-        on_cpu = torch.device(device).type == "cpu"
-        self.data = zeros(shape, dtype) if on_cpu else torch.zeros(shape, dtype=dtype, device=device)
+        if torch.device(device).type == "cpu":
+            self.data = zeros(shape, dtype)
+        else:
+            self.data = torch.zeros(shape, dtype=dtype, device=device)
         # Views made once: indexing a tensor costs microseconds in every layer of every step.
         self.layers = self.data.unbind(0)
 

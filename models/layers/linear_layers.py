@@ -146,9 +146,7 @@ def put_on_cpu(model: nn.Module, name: str, weight: QuantizedWeight) -> None:
         weight.codes, weight.scales, weight.zeros, weight.group_of, vectors(), weight.minima
     )
     outputs = weight.shape[0]
-    layer = (
-        _plain(weight, torch.float32) if packed is None else CpuLinear(placed(packed), outputs)
-    )
+    layer = _plain(weight, torch.float32) if packed is None else CpuLinear(placed(packed), outputs)
     model.set_submodule(name.removesuffix(".weight"), layer)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from draftline.cluster.pipeline.local_pipeline import LocalPipeline
 from draftline.measure.replay.recording import (
     OffText,
     RecordedAnswer,
@@ -15,7 +16,8 @@ from draftline.measure.replay.recording import (
     probed_contexts,
     read_recording,
 )
-from draftline.measure.replay.replay_pipeline import Predictions
+from draftline.measure.replay.replay_pipeline import Predictions, TappedPipeline
+from support.fakes.fake_stage import FakeStage
 from support.inputs.steps import PagedRequest, make_step
 
 # Prompt 1 2, answer 3 4.
@@ -85,3 +87,10 @@ def test_a_row_follows_the_root_and_its_ancestors() -> None:
         (3, (5, 6, 7)),
         (3, (5, 8)),
     ]
+
+
+def test_several_tokens_a_step_are_measured_until_something_is_recorded() -> None:
+    tapped = TappedPipeline(LocalPipeline([FakeStage(0, True, decodes_several=True)]))
+    assert tapped.decodes_several
+    tapped.said = {}
+    assert not tapped.decodes_several

@@ -104,11 +104,20 @@ def test_drafts_are_weighed_against_plain_decoding_of_several_tokens() -> None:
     for _ in range(30):
         now += 0.004
         policy.update(outcome_of(10), now)
-    assert policy.num_decode_steps(1, 50) == 25
+    assert policy.num_decode_steps(1, 50, drafters_asked=True) == 25
     assert len(policy.select([tree], [1], 0).nodes) == 0
     # Beside prompts, and where logits are changed, every request gets a token a step.
     assert len(policy.select([tree], [1], 0, may_decode_several=False).nodes) == 1
     assert len(policy.select([tree], [1], 1).nodes) == 1
+
+
+def test_drafters_of_full_trees_are_asked_for_every_token() -> None:
+    policy = SpeculationPolicy(
+        StepCost([1, 2], [0.002, 0.0021]), is_adaptive=False, multi_step=MultiStep(0.01)
+    )
+    assert policy.num_decode_steps(1, 50, drafters_asked=True) == 1
+    # A request that takes no drafts.
+    assert policy.num_decode_steps(1, 50, drafters_asked=False) == 5
 
 
 def test_rounds_of_several_tokens_do_not_change_what_rows_cost() -> None:
@@ -121,11 +130,11 @@ def test_rounds_of_several_tokens_do_not_change_what_rows_cost() -> None:
 def test_a_round_of_one_token_takes_no_less_than_a_token_of_several() -> None:
     """The curve is of an idle pipeline and short contexts; steps must keep their limit beyond."""
     policy = SpeculationPolicy(StepCost([1, 2], [0.002, 0.0021]), multi_step=MultiStep(0.02))
-    assert policy.num_decode_steps(1, 50) == 10
+    assert policy.num_decode_steps(1, 50, drafters_asked=True) == 10
     now = 0.0
     for _ in range(30):
         now += 0.045
         policy.update(outcome_of(10), now)
     # 4.5 ms a token; rounds that take very much longer than expected are believed in part.
-    assert policy.num_decode_steps(1, 50) == 4
+    assert policy.num_decode_steps(1, 50, drafters_asked=True) == 4
     assert policy.cost.seconds(1, 1) == pytest.approx(0.0045, rel=0.05)

@@ -101,7 +101,7 @@ class Simulation:
         num_rows = len(requests) + sum(map(len, kept)) + num_probe_rows
         num_passes = 1
         if num_rows == len(requests):
-            num_passes = self.policy.num_decode_steps(len(requests), 32)
+            num_passes = self.policy.num_decode_steps(len(requests), 32, drafters_asked=True)
         seconds = self.pass_s(len(requests), num_rows, num_passes)
         self._charge(kept, probes)
         batch = DraftBatch({}, began_at, draft_s, plan, costs)
