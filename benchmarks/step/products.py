@@ -22,7 +22,7 @@ from rich.table import Table
 from torch import Tensor
 
 from ...kernels.cpu.build import load_cpu_ops, vectors
-from ...kernels.cpu.packed_linear import PackedWeight, pack_quantized, packed_linear
+from ...kernels.cpu.packed_linear import PackedWeight, pack_quantized, packed_linear, placed
 from ...models.load.quantized_layouts import QuantizedWeight, groups_in_order
 from ...models.stage.options import StageOptions
 
@@ -79,7 +79,7 @@ def _packed(weight: QuantizedWeight, *, has_byte_dots: bool) -> PackedWeight:
         replace(vectors(), has_byte_dots=has_byte_dots), weight.minima,
     )  # fmt: skip
     assert packed is not None
-    return packed
+    return placed(packed)
 
 
 def _best(x: Tensor, forms: list[PackedWeight]) -> list[float]:
