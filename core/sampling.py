@@ -149,16 +149,20 @@ def _keep_typical(scaled: Float32, typical_p: float) -> Float32:
     return kept - kept.max()
 
 
-def noisy_argmax(scaled: Float32, seeds: Int64, positions: Int64) -> Int64:
+def noisy_argmax(
+    scaled: Float32, seeds: Int64, positions: Int64, token_ids: Int64 | None = None
+) -> Int64:
     """Argmax of each row of `scaled` [rows, vocabulary] plus its noise; best logit 0 in each row.
+
+    `token_ids` [vocabulary]: those of the columns, where they are others.
 
     The exact noise is computed for few tokens only. Screening takes the library's float64
     logarithm, accurate to 1e-11 here, as is the exact one. Noise lies in (-4, 37) and the best
     logit is 0, so that the winner's logit and sum are below 64 in size: rounding to float32 moves
     them by less than 1e-5. A token that is two margins below the best of the screen cannot win.
     """
-    token_ids = np.arange(scaled.shape[-1])
-    uniforms = uniform(seeds[:, None], positions[:, None], token_ids)
+    ids = np.arange(scaled.shape[-1]) if token_ids is None else token_ids
+    uniforms = uniform(seeds[:, None], positions[:, None], ids)
     screen = scaled - np.log(-np.log(uniforms))
     row, token = np.nonzero(screen >= screen.max(axis=-1, keepdims=True) - 2 * SCREEN_MARGIN)
     scores = np.full_like(scaled, -np.inf)

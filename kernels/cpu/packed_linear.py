@@ -260,9 +260,15 @@ def placed(weight: PackedWeight) -> PackedWeight:
     return PackedWeight(*map(_PAGES.copy, weight))
 
 
-def packed_linear(x: Tensor, weight: PackedWeight, outputs: int) -> Tensor:
-    """`x` [rows, inputs] times a packed weight -> [rows, outputs], float32.
+def packed_linear(
+    x: Tensor, weight: PackedWeight, outputs: int, bias: Tensor | None = None, *,
+    is_rough: bool = False,
+) -> Tensor:  # fmt: skip
+    """`x` [..., inputs] times a packed weight, plus a bias -> [..., outputs], float32.
+
+    is_rough  for drafts: dot products of bytes take `x` rounded to 8 bits, where they else have all
+              its bits in three
 
     Needs `kernels.cpu.build.load_cpu_ops` first.
     """
-    return torch.ops.draftline.packed_linear(x, weight, outputs)
+    return torch.ops.draftline.packed_linear(x, weight, outputs, bias, is_rough)

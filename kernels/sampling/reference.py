@@ -76,7 +76,9 @@ def gumbel(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     return gumbel_of(uniform(stream_keys(seeds, positions), token_ids))
 
 
-def choose_tokens(logits: Tensor, sampling: SamplingRows) -> Tensor:
+def choose_tokens(
+    logits: Tensor, sampling: SamplingRows, token_ids: Tensor | None = None
+) -> Tensor:
     """The target token of each row, int32 [rows], on the device of `logits` [rows, vocabulary].
 
     -1 after a row that has NaN, infinity, or minus infinity alone.
@@ -85,6 +87,9 @@ def choose_tokens(logits: Tensor, sampling: SamplingRows) -> Tensor:
     the argmax of the logits. The lowest id wins a tie. Processors act in the order temperature,
     top_k, top_p, min_p, typical_p, each on the distribution that the former leaves. Gives the
     tokens of `core/sampling.py`.
+
+    token_ids  int64 [vocabulary], whose noise the columns have; None: their own numbers. What is
+               returned are columns
     """
     chosen = _best(logits)
     if sampling.temperature.any():
@@ -96,11 +101,11 @@ def choose_tokens(logits: Tensor, sampling: SamplingRows) -> Tensor:
             # Filters count what they keep: of NaN nothing.
             part = part.masked_fill(is_bad[:, None], 0.0)
         scaled = process_rows(part, sampling, sampled)
-        columns = (
+        seeds, positions = (
             torch.from_numpy(values[sampled]).to(logits.device)[:, None]
             for values in (sampling.seed, sampling.position)
         )
-        tokens = _noisy_argmax(scaled, *columns).to(torch.int32)
+        tokens = _noisy_argmax(scaled, seeds, positions, token_ids).to(torch.int32)
         chosen[rows] = tokens.masked_fill(is_bad, -1)
     return chosen
 
@@ -145,14 +150,19 @@ def process_rows(logits: Tensor, sampling: SamplingRows, rows: np.ndarray) -> Te
     return scaled
 
 
-def _noisy_argmax(scaled: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+def _noisy_argmax(
+    scaled: Tensor, seeds: Tensor, positions: Tensor, token_ids: Tensor | None
+) -> Tensor:
     if scaled.device.type == "cpu":
         if are_loaded():
-            return torch.ops.draftline.noisy_argmax(scaled.contiguous(), seeds, positions)
+            return torch.ops.draftline.noisy_argmax(
+                scaled.contiguous(), seeds, positions, token_ids
+            )
         # numpy multiplies 64-bit words several times faster than torch.
         parts = (scaled.numpy(), seeds[:, 0].numpy(), positions[:, 0].numpy())
-        return torch.from_numpy(core.noisy_argmax(*parts))
-    return noisy_argmax(scaled, stream_keys(seeds, positions))
+        ids = None if token_ids is None else token_ids.numpy()
+        return torch.from_numpy(core.noisy_argmax(*parts, ids))
+    return noisy_argmax(scaled, stream_keys(seeds, positions), token_ids)
 
 
 def shifted(logits: Tensor, temperatures: Tensor) -> Tensor:
@@ -227,12 +237,13 @@ def keep_typical(scaled: Tensor, typical_p: Tensor) -> Tensor:
     return kept - kept.amax(dim=-1, keepdim=True)
 
 
-def noisy_argmax(scaled: Tensor, keys: Tensor) -> Tensor:
-    """The token of each row whose value plus noise is largest; see `core.sampling`.
+def noisy_argmax(scaled: Tensor, keys: Tensor, token_ids: Tensor | None = None) -> Tensor:
+    """The column of each row whose value plus noise is largest; see `core.sampling`.
 
     `keys` int64 [rows, 1] are those of `core.sampling.stream_keys`.
     """
-    token_ids = torch.arange(scaled.shape[-1], device=scaled.device)
+    if token_ids is None:
+        token_ids = torch.arange(scaled.shape[-1], device=scaled.device)
     uniforms = uniform(keys, token_ids)
     screen = scaled - torch.log(-torch.log(uniforms))
     best = screen.amax(dim=-1, keepdim=True)

@@ -23,6 +23,8 @@ constexpr int64_t CACHE_LINE = 64;
 constexpr int64_t DEEP = 4;
 // Dot products of a chunk.
 constexpr int64_t DOTS = CHUNK / DEEP;
+// Rough inputs of less are 0.
+constexpr float LEAST_ROUGH = 0x1p-100f;
 constexpr float NOT_A_NUMBER = std::numeric_limits<float>::quiet_NaN();
 
 // sums + codes . digits: unsigned bytes by signed ones, four a lane.
@@ -73,13 +75,26 @@ inline Ints e2m1_steps(Ints codes) {
 
 inline Ints all_lanes(int32_t value) { return Ints{} + value; }
 
-Digits digits_of(const float* x) {
+Digits digits_of(const float* x, bool is_rough) {
   int32_t largest = 0;
   for (int64_t i = 0; i < CHUNK; ++i)
     largest = std::max(largest, std::bit_cast<int32_t>(x[i]) & 0x7fffffff);
   Digits found{};
   if (largest >= 0x7f800000) {
     found.step = found.sum = NOT_A_NUMBER;
+    return found;
+  }
+  if (is_rough) {
+    const float most = std::bit_cast<float>(largest);
+    const float scale = most > LEAST_ROUGH ? 127 / most : 0.0f;
+    for (int64_t i = 0; i < CHUNK; ++i) {
+      const float scaled = x[i] * scale;
+      const int32_t integer = static_cast<int32_t>(scaled + std::copysign(0.5f, scaled));
+      found.digits[0][i] = static_cast<int8_t>(integer);
+      found.low += integer;
+    }
+    found.step = most / 127;
+    found.sum = static_cast<float>(found.low) * found.step;
     return found;
   }
   // The next power of two where the largest would exceed 0x7f7f7f, the most that the digits hold.
@@ -121,8 +136,8 @@ template <Kind K>
   }
 }
 
-// `Scale`: of scales and minima.
-template <Kind K, typename Scale>
+// `Scale`: of scales and minima; `DIGITS`: of the inputs, 3 or 1.
+template <Kind K, typename Scale, int DIGITS>
 void multiply_rows(const Part& p, int64_t panel, int64_t first, int64_t rows) {
   constexpr int64_t BYTES = chunk_bytes(K);
   const int64_t chunks = chunks_of(p.inputs), column = panel * DOT_COLUMNS;
@@ -164,15 +179,16 @@ void multiply_rows(const Part& p, int64_t panel, int64_t first, int64_t rows) {
       const Ints high = all_lanes(-zero * x->high), low = all_lanes(-zero * x->low);
       Ints dots[3][2] = {{low, low}, {high, high}, {}};
       for (int64_t dot = 0; dot < DOTS; ++dot)
-        for (int digit = 0; digit < 3; ++digit) {
+        for (int digit = 0; digit < DIGITS; ++digit) {
           int32_t four;
           std::memcpy(&four, x->digits[digit] + dot * DEEP, DEEP);
           for (int v = 0; v < 2; ++v)
             dots[digit][v] = add_dots(dots[digit][v], codes[dot][v], all_lanes(four));
         }
       for (int v = 0; v < 2; ++v) {
-        const Vector upper = __builtin_convertvector((dots[2][v] << 8) + dots[1][v], Vector);
-        const Vector whole = fma(upper, 256.0f, __builtin_convertvector(dots[0][v], Vector));
+        Vector whole = __builtin_convertvector(dots[0][v], Vector);
+        if constexpr (DIGITS == 3)
+          whole = fma(__builtin_convertvector((dots[2][v] << 8) + dots[1][v], Vector), 256.0f, whole);
         const Vector sum = fma(whole, scale[v] * x->step, sums[r][v]);
         sums[r][v] = has_minima ? fma(minimum[v], x->sum, sum) : sum;
       }
@@ -189,35 +205,41 @@ void multiply_rows(const Part& p, int64_t panel, int64_t first, int64_t rows) {
   }
 }
 
-template <Kind K>
-auto* rows_of(Scales scales) {
+template <Kind K, int DIGITS>
+auto* with_scales(Scales scales) {
   switch (scales) {
-    case Scales::FLOAT16: return multiply_rows<K, c10::Half>;
-    case Scales::E8M0: return multiply_rows<K, c10::Float8_e8m0fnu>;
-    default: return multiply_rows<K, float>;
+    case Scales::FLOAT16: return multiply_rows<K, c10::Half, DIGITS>;
+    case Scales::E8M0: return multiply_rows<K, c10::Float8_e8m0fnu, DIGITS>;
+    default: return multiply_rows<K, float, DIGITS>;
   }
+}
+
+template <Kind K>
+auto* rows_of(const Part& part) {
+  const Scales scales = part.weight.scale_type;
+  return part.is_rough ? with_scales<K, 1>(scales) : with_scales<K, 3>(scales);
 }
 
 }  // namespace
 
 void split_inputs(const float* x, int64_t rows, int64_t inputs, int64_t begin, int64_t end,
-                  Digits* to) {
+                  bool is_rough, Digits* to) {
   for (int64_t chunk = begin; chunk < end; ++chunk)
     for (int64_t row = 0; row < rows; ++row) {
       const float* from = x + row * inputs + chunk * CHUNK;
       float padded[CHUNK] = {};
       if (const int64_t left = inputs - chunk * CHUNK; left < CHUNK)
         from = static_cast<const float*>(std::memcpy(padded, from, left * sizeof(float)));
-      to[chunk * rows + row] = digits_of(from);
+      to[chunk * rows + row] = digits_of(from, is_rough);
     }
 }
 
 void multiply_panel(const Part& part, int64_t panel) {
   const auto multiply = [&] {
     switch (part.weight.kind) {
-      case Kind::DOT8: return rows_of<Kind::DOT8>(part.weight.scale_type);
-      case Kind::DOT4: return rows_of<Kind::DOT4>(part.weight.scale_type);
-      default: return rows_of<Kind::DOT_E2M1>(part.weight.scale_type);
+      case Kind::DOT8: return rows_of<Kind::DOT8>(part);
+      case Kind::DOT4: return rows_of<Kind::DOT4>(part);
+      default: return rows_of<Kind::DOT_E2M1>(part);
     }
   }();
   for (int64_t first = 0; first < part.rows; first += ROWS)

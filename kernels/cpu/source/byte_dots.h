@@ -22,7 +22,8 @@ constexpr int64_t chunk_bytes(Kind kind) {
 }
 
 // A chunk of a row as integers of 24 bits: x = step * (65536 * digits[2] + 256 * digits[1] +
-// digits[0]), rounded to `step`, a power of two of at most 2^-22 of the largest input.
+// digits[0]), rounded to `step`, a power of two of at most 2^-22 of the largest input. Of rough
+// inputs, which have 8 bits: x = step * digits[0], and `high` is 0.
 struct alignas(64) Digits {
   int8_t digits[3][CHUNK];
   // 256 * high + low is the sum of the integers.
@@ -33,7 +34,7 @@ struct alignas(64) Digits {
 
 // [chunks, rows] of `x` [rows, inputs], for chunks `begin` to `end`.
 void split_inputs(const float* x, int64_t rows, int64_t inputs, int64_t begin, int64_t end,
-                  Digits* to);
+                  bool is_rough, Digits* to);
 
 // A product with one weight; `out`, `bias` and `residual` are of its first output.
 struct Part {
@@ -44,6 +45,7 @@ struct Part {
   int64_t rows, inputs, outputs;
   int64_t stride;  // from row to row of `out` and `residual`
   const float *bias, *residual;
+  bool is_rough;
 };
 
 // The outputs of a panel of a weight of kind DOT8, DOT4 or DOT_E2M1.

@@ -278,9 +278,11 @@ at::Tensor Layers::run(at::Tensor states, at::TensorList rotations, int64_t firs
 }
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  TORCH_CHECK(x.dim() == 2 && weight.numel() == x.size(1));
+  const int64_t size = weight.numel();
+  TORCH_CHECK(x.dim() && x.size(-1) == size);
+  const at::Tensor rows = x.contiguous();
   at::Tensor out = at::empty(x.sizes(), x.options());
-  normalise_rows(checked(x), checked(weight), out.data_ptr<float>(), x.size(0), x.size(1), eps);
+  normalise_rows(checked(rows), checked(weight), out.data_ptr<float>(), x.numel() / size, size, eps);
   return out;
 }
 

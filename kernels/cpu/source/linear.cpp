@@ -15,6 +15,7 @@
 #include <memory>
 #include <numeric>
 #include <tuple>
+#include <vector>
 
 #include "byte_dots.h"
 #include "team.h"
@@ -247,11 +248,19 @@ Kind kind_of(const at::Tensor& codes, const at::Tensor& minima) {
   }
 }
 
-at::Tensor packed_linear(const at::Tensor& x, at::TensorList weight, int64_t outputs) {
-  TORCH_CHECK(x.dim() == 2 && x.is_contiguous() && x.scalar_type() == at::kFloat);
-  at::Tensor out = at::empty({x.size(0), outputs}, x.options());
-  multiply({x.const_data_ptr<float>(), Weights::of(weight, x.size(1), outputs),
-            out.data_ptr<float>(), x.size(0), x.size(1), outputs});
+at::Tensor packed_linear(const at::Tensor& x, at::TensorList weight, int64_t outputs,
+                         const std::optional<at::Tensor>& bias, bool is_rough) {
+  TORCH_CHECK(x.dim() && x.scalar_type() == at::kFloat);
+  TORCH_CHECK(!bias || (bias->is_contiguous() && bias->scalar_type() == at::kFloat &&
+                        bias->numel() == outputs));
+  const at::Tensor rows = x.contiguous();
+  const int64_t inputs = x.size(-1);
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.back() = outputs;
+  at::Tensor out = at::empty(shape, x.options());
+  multiply({rows.const_data_ptr<float>(), Weights::of(weight, inputs, outputs),
+            out.data_ptr<float>(), out.numel() / outputs, inputs, outputs,
+            bias ? bias->const_data_ptr<float>() : nullptr, nullptr, is_rough});
   return out;
 }
 
@@ -316,7 +325,7 @@ void multiply(const Product& product) {
                   [](const Weight& weight) { return has_dots(weight.kind); })) {
     digits = std::make_unique_for_overwrite<Digits[]>(rows * chunks);
     parallel(chunks, SPLIT_GRAIN / std::max<int64_t>(rows, 1) + 1, [&](int64_t begin, int64_t end) {
-      split_inputs(product.x, rows, product.inputs, begin, end, digits.get());
+      split_inputs(product.x, rows, product.inputs, begin, end, product.is_rough, digits.get());
     });
   }
   Part parts[Weights::MOST];
@@ -327,7 +336,7 @@ void multiply(const Product& product) {
     const auto from = [&](const float* all) { return all ? all + first : nullptr; };
     parts[i] = {product.x, digits.get(), weights.parts[i], product.out + first, rows,
                 product.inputs, outputs, product.outputs, from(product.bias),
-                from(product.residual)};
+                from(product.residual), product.is_rough};
     starts[i + 1] = starts[i] + (outputs + panel - 1) / panel;
     first += outputs;
   }
@@ -345,7 +354,9 @@ void multiply(const Product& product) {
 }  // namespace draftline
 
 TORCH_LIBRARY_FRAGMENT(draftline, library) {
-  library.def("packed_linear(Tensor x, Tensor[] weight, int outputs) -> Tensor");
+  library.def(
+      "packed_linear(Tensor x, Tensor[] weight, int outputs, Tensor? bias=None, "
+      "bool is_rough=False) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(draftline, CPU, library) {

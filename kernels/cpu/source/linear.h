@@ -69,6 +69,8 @@ struct Product {
   int64_t rows, inputs, outputs;
   const float* bias = nullptr;
   const float* residual = nullptr;  // [rows, outputs]; not `out`
+  // Inputs may be rounded to 8 bits where that makes dot products of bytes fewer.
+  bool is_rough = false;
 };
 
 void multiply(const Product& product);

@@ -66,13 +66,15 @@ struct Choice {
 
 // Noise is -log(-log(u)), and -log(u) is above 1 - u: a token whose 1 - u is not below
 // exp(logit - best) falls behind the best. Of 1 - u the first 24 bits will do.
-int64_t choose(const float* logits, int64_t size, uint64_t key) {
+// `Ids`: the id of the token of a column.
+template <typename Ids>
+int64_t choose(const float* logits, int64_t size, uint64_t key, const Ids& ids) {
   Choice choice;
   for (int64_t first = 0; first < size; first += BLOCK) {
     const int64_t count = std::min(BLOCK, size - first);
     uint64_t bits[BLOCK];
     alignas(64) float rest[BLOCK], weights[BLOCK];
-    for (int64_t i = 0; i < BLOCK; ++i) bits[i] = mix64(key + (first + i) * GAMMA);
+    for (int64_t i = 0; i < BLOCK; ++i) bits[i] = mix64(key + ids(first + i) * GAMMA);
     for (int64_t i = 0; i < BLOCK; ++i)
       rest[i] = static_cast<float>(static_cast<int32_t>(~bits[i] >> 40)) * 0x1p-24f;
     Ints found{};
@@ -110,28 +112,34 @@ int64_t argmax(const float* logits, int64_t size) {
   return 0;
 }
 
-int64_t noisy_argmax(const float* scaled, int64_t size, int64_t seed, int64_t position) {
+int64_t noisy_argmax(const float* scaled, int64_t size, int64_t seed, int64_t position,
+                     const int64_t* ids) {
   const uint64_t by_seed = mix64(seed + GAMMA);
-  return choose(scaled, size, mix64(by_seed ^ mix64(position * GAMMA + GAMMA)));
+  const uint64_t key = mix64(by_seed ^ mix64(position * GAMMA + GAMMA));
+  if (!ids) return choose(scaled, size, key, [](int64_t column) { return column; });
+  return choose(scaled, size, key, [=](int64_t column) { return ids[std::min(column, size - 1)]; });
 }
 
 namespace {
 
 at::Tensor noisy_argmax_rows(const at::Tensor& scaled, const at::Tensor& seeds,
-                             const at::Tensor& positions) {
+                             const at::Tensor& positions,
+                             const std::optional<at::Tensor>& token_ids) {
   const int64_t rows = scaled.size(0), size = scaled.size(1);
   TORCH_CHECK(scaled.is_contiguous() && scaled.scalar_type() == at::kFloat);
   TORCH_CHECK(seeds.is_contiguous() && positions.is_contiguous());
   TORCH_CHECK(seeds.numel() == rows && positions.numel() == rows);
+  TORCH_CHECK(!token_ids || (token_ids->is_contiguous() && token_ids->numel() == size));
   at::Tensor out = at::empty({rows}, seeds.options());
   const float* logits = scaled.const_data_ptr<float>();
   const int64_t* seed = seeds.const_data_ptr<int64_t>();
   const int64_t* position = positions.const_data_ptr<int64_t>();
+  const int64_t* ids = token_ids ? token_ids->const_data_ptr<int64_t>() : nullptr;
   int64_t* token = out.data_ptr<int64_t>();
   parallel(rows, std::max<int64_t>(GRAIN / std::max<int64_t>(size, 1), 1),
            [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row)
-      token[row] = noisy_argmax(logits + row * size, size, seed[row], position[row]);
+      token[row] = noisy_argmax(logits + row * size, size, seed[row], position[row], ids);
   });
   return out;
 }
@@ -140,7 +148,9 @@ at::Tensor noisy_argmax_rows(const at::Tensor& scaled, const at::Tensor& seeds,
 }  // namespace draftline
 
 TORCH_LIBRARY_FRAGMENT(draftline, library) {
-  library.def("noisy_argmax(Tensor scaled, Tensor seeds, Tensor positions) -> Tensor");
+  library.def(
+      "noisy_argmax(Tensor scaled, Tensor seeds, Tensor positions, Tensor? token_ids=None)"
+      " -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(draftline, CPU, library) {

@@ -40,6 +40,9 @@ def test_tokens_are_those_of_the_reference(
     keys = [rng.integers(low, 2**62, rows) for low in (-(2**62), 0)]
     found = torch.ops.draftline.noisy_argmax(*map(torch.from_numpy, (logits, *keys)))
     assert np.array_equal(found.numpy(), noisy_argmax(logits, *keys))
+    ids = rng.permutation(2 * vocab_size)[:vocab_size]
+    found = torch.ops.draftline.noisy_argmax(*map(torch.from_numpy, (logits, *keys, ids)))
+    assert np.array_equal(found.numpy(), noisy_argmax(logits, *keys, ids))
 
 
 def test_without_a_number_the_first_token_is_taken() -> None:

@@ -172,3 +172,15 @@ def test_the_screens_of_numpy_and_torch_lose_no_winner() -> None:
     assert reference.noisy_argmax(scaled, seeds, positions).tolist() == wanted
     columns = (torch.from_numpy(values)[:, None] for values in (seeds, positions))
     assert noisy_argmax(torch.from_numpy(scaled), stream_keys(*columns)).tolist() == wanted
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_columns_of_some_tokens_have_the_noise_of_these(temperature: float) -> None:
+    random = np.random.default_rng(9)
+    wide = np.full((40, 500), -np.inf, dtype=np.float32)
+    ids = random.permutation(500)[:60]
+    wide[:, ids] = random.normal(size=(40, 60))
+    sampling = sampling_rows(40, temperature, seed=3, position=np.arange(40))
+    narrow = torch.from_numpy(wide[:, ids])
+    columns = choose_tokens(narrow, sampling, torch.from_numpy(ids))
+    assert ids[columns].tolist() == reference.choose_tokens(wide, sampling).tolist()
