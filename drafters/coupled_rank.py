@@ -34,7 +34,7 @@ class CoupledChoice:
 def coupled_scores(
     log_probs: Float32, token_ids: Int32, depths: Int32, choice: CoupledChoice
 ) -> Float64:
-    """log q / T + noise of each token; `depths` is 0 for children of the root. Arrays [n]."""
+    """log q / T + noise of each token; `depths` is 0 for children of the root. Arrays [..., n]."""
     scores = log_probs.astype(np.float64)
     if choice.temperature == 0:
         return scores
@@ -69,17 +69,24 @@ def rank_coupled(
 def rank_siblings(
     log_probs: Float32, ids: Int32, depths: Int32, choice: CoupledChoice, count: int
 ) -> tuple[Int64, Float32]:
-    """`rank_coupled` of siblings whose noise is that of other ids, at positions of their own.
+    """`rank_coupled` of siblings, of any number of nodes, whose noise may be that of other ids, at
+    positions of their own.
 
-    log_probs, ids, depths: [n], as in `coupled_scores`. Returns the places of the `count` most
-    likely ones, best first, and their log-probabilities given the noise.
+    log_probs, ids, depths: [..., n], as in `coupled_scores`. Returns the places of the `count` most
+    likely ones, best first, and their log-probabilities given the noise, [..., count].
     """
-    siblings = np.full(len(ids), ROOT, dtype=np.int32)
-    scores = coupled_scores(log_probs, ids, depths, choice)
-    log_q = np.minimum(log_probs.astype(np.float64), 0.0)
-    given = _share_of_siblings(log_q, scores, siblings)
-    kept = np.argsort(-given, kind="stable")[:count]
-    return kept, given[kept].astype(np.float32)
+    given = np.minimum(log_probs.astype(np.float64), 0.0)
+    if choice.temperature > 0:
+        scores = coupled_scores(log_probs, ids, depths, choice)
+        given = np.minimum(_log_sum_exp(given) + scores - _log_sum_exp(scores), 0.0)
+    kept = np.argsort(-given, axis=-1, kind="stable")[..., :count]
+    return kept, np.take_along_axis(given, kept, axis=-1).astype(np.float32)
+
+
+def _log_sum_exp(values: Float64) -> Float64:
+    """[..., 1] of [..., n]."""
+    highest = values.max(axis=-1, keepdims=True)
+    return highest + np.log(np.exp(values - highest).sum(axis=-1, keepdims=True))
 
 
 def _share_of_siblings(log_q: Float64, scores: Float64, parents: Int32) -> Float64:

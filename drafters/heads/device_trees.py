@@ -3,7 +3,7 @@
 `TreeGrowth` looks at every level on the host: on a GPU most of its time are launches and waits.
 Here shapes are fixed. The device itself takes the candidates of a level, ranks them with the
 requests' noise, and chooses the nodes that go on, as `drafters/model/` does it on the host:
-`TreeJob`, `rank_coupled` and `DynamicExpansion` in tensors. The host copies all levels at the end.
+`TreeJob`, `rank_siblings` and `DynamicExpansion` in tensors. The host copies all levels at the end.
 
 A graph is captured when its size is first needed.
 """
@@ -296,7 +296,7 @@ class HeadGraph(ABC):
 
     def _candidates(self, logits: Tensor, tables: SamplingTables) -> tuple[Tensor, Tensor]:
         """The candidates after each row, best first, and their log-probabilities given the noise:
-        int64 and float32 [rows, W], as `TreeJob` and `rank_coupled` take them."""
+        int64 and float32 [rows, W], as `TreeJob` and `rank_siblings` take them."""
         log_probs = self._sampler.log_softmax(logits)
         top = log_probs.topk(self._num_top, dim=-1)
         ids, log_q = top.indices, top.values.clamp(max=0.0)

@@ -28,11 +28,11 @@ TOKEN_BYTES = 36
 class KeysBehind(KeptKeys):
     """Keys and values of a text, which stay its own, and of rows behind it."""
 
-    __slots__ = ("_own", "_text")
+    __slots__ = ("_num_layers", "_own", "_text")
 
     def __init__(self, text: KeptKeys, num_layers: int) -> None:
         super().__init__(0)
-        self._text = text
+        self._text, self._num_layers = text, num_layers
         self._own = KeptKeys(num_layers)
         self.num_rows = text.num_rows
 
@@ -51,6 +51,9 @@ class KeysBehind(KeptKeys):
         """As of `KeptKeys`."""
         self._own.num_rows = self.num_rows - self._text.num_rows
         return self._joined(index, self._own.append(index, own))
+
+    def _rooms(self) -> list[Tensor | None]:
+        return [self.layer(index) for index in range(self._num_layers)]
 
     def _joined(self, index: int, own: Tensor) -> Tensor:
         before = self._text.layer(index)

@@ -93,7 +93,7 @@ class HeadOptions:
         if self.tree == BEST_FIRST:
             return BestFirstExpansion(min(max_nodes, MOST_CHILDREN), depth)
         if self.tree == DYNAMIC:
-            return DynamicExpansion(self.top_k, depth)
+            return DynamicExpansion(self.top_k, depth, max_nodes)
         return StaticExpansion(_shape_of(self.tree, self.num_tokens).cut(depth))
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from ...core.proposals import Proposal, empty_proposal
 from ...core.sampling import sampling_rows
 from ...core.steps import LogProbOutput, StepOutput, TopTokens
+from ...kernels.sampling.reference import choose_tokens
 from ...kernels.sampling.sampler import choose_sampler
 from ..model.draft_costs import DraftCosts, PayingDepth
 from ..model.expansion import StaticExpansion
@@ -151,8 +152,7 @@ class TreeGrowth:
             expansion, length, length, (), distribution, self._vocabulary, draws, sure,
             self._options.stop_below,
         )  # fmt: skip
-        kept = KeptKeys(self._network.num_layers)
-        return HeadTree(job, last_token, text, said, levels, kept, sure=sure)
+        return HeadTree(job, last_token, text, said, levels, text.behind(), sure=sure)
 
     def grow(
         self,
@@ -178,7 +178,7 @@ class TreeGrowth:
             if not (num_levels and self._network.says_all_levels):
                 self.num_passes += 1
             num_levels += 1
-            output = self._chosen(growing, self._network.level(growing))
+            output = self._output(growing, self._network.level(growing))
             first = 0
             for tree in growing:
                 count = len(tree.job.expansion.frontier)
@@ -208,9 +208,26 @@ class TreeGrowth:
             draft_rng(self._name, distribution.seed, length),
         )
 
-    def _chosen(self, trees: Sequence[HeadTree], logits: Tensor) -> StepOutput:
-        """What the requests would choose after each node, by the head's logits."""
-        jobs = [tree.job for tree in trees]
+    def _output(self, trees: Sequence[HeadTree], logits: Tensor) -> StepOutput:
+        """What the requests would choose after each node, by the head's logits, and its best."""
+        jobs, ids = [tree.job for tree in trees], self._network.token_ids
+        log_probs = self._sampler.log_softmax(logits)
+        best = log_probs.topk(min(max(job.num_top for job in jobs), logits.shape[1]), dim=-1)
+        columns, values = best.indices, best.values
+        if any(job.distribution.temperature > 0 for job in jobs):
+            chosen = self._chosen(jobs, logits)[:, None]
+        else:
+            chosen = columns[:, :1]
+        columns = torch.cat([chosen, columns], dim=1)
+        values = torch.cat([log_probs.gather(1, chosen), values], dim=1)
+        # Two copies: each is a wait for the device.
+        tokens = (columns if ids is None else ids[columns]).int().cpu().numpy()
+        given = values.cpu().numpy()
+        top = TopTokens(tokens[:, 1:], given[:, 1:])
+        return StepOutput(0, tokens[:, 0], log_probs=LogProbOutput(given[:, 0], top))
+
+    def _chosen(self, jobs: Sequence[TreeJob], logits: Tensor) -> Tensor:
+        """int64 [rows]: the column that the requests would choose after each node."""
         counts = [len(job.expansion.frontier) for job in jobs]
         positions = [
             job.next_position + job.expansion.depth(node)
@@ -224,13 +241,10 @@ class TreeGrowth:
             np.array(positions, dtype=np.int64),
             np.array(counts, dtype=np.int32),
         )
+        ids = self._network.token_ids
+        if ids is None:
+            chosen = self._sampler.choose(logits, sampling)
+        else:
+            chosen = choose_tokens(logits, sampling, ids)
         # A head's logits may be anything: its drafts are checked.
-        targets = self._sampler.choose(logits, sampling).clamp(min=0)
-        log_probs = self._sampler.log_softmax(logits)
-        best = log_probs.topk(min(max(job.num_top for job in jobs), self._vocab_size), dim=-1)
-        chosen = log_probs.gather(-1, targets.long()[:, None])
-        # Two copies: each is a wait for the device.
-        ids = torch.cat([targets.int()[:, None], best.indices.int()], dim=1).cpu().numpy()
-        values = torch.cat([chosen, best.values], dim=1).cpu().numpy()
-        top = TopTokens(ids[:, 1:].copy(), values[:, 1:].copy())
-        return StepOutput(0, ids[:, 0].copy(), log_probs=LogProbOutput(values[:, 0].copy(), top))
+        return chosen.clamp(min=0).long()

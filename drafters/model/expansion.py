@@ -135,15 +135,18 @@ class DynamicExpansion(GrownNodes):
 
     Every node of a level gets its `top_k` best candidates, all of which are recorded; the `top_k`
     most probable paths among those of a level make the next one, down to `depth`. The nodes that
-    are proposed are the most probable of all that were recorded (`best`).
+    are proposed are the most probable of all that were recorded (`best`). A node that is not among
+    these is not expanded, as nothing behind it could be.
     """
 
-    __slots__ = ("_depth", "_top_k")
+    __slots__ = ("_depth", "_max_nodes", "_top_k")
 
-    def __init__(self, top_k: int, depth: int) -> None:
+    def __init__(self, top_k: int, depth: int, max_nodes: int) -> None:
+        """`max_nodes`: what `best` is asked for, at most."""
         super().__init__()
         self._top_k = top_k
         self._depth = depth
+        self._max_nodes = max_nodes
         if depth < 1:
             self.frontier = []
 
@@ -170,7 +173,10 @@ class DynamicExpansion(GrownNodes):
             for token, log_prob in zip(node_ids[: self._top_k], node_log_probs, strict=False)
         ]
         level.sort(key=lambda node: (-self.score(node), node))
-        self.frontier = level[: self._top_k] if depth < self._depth else []
+        best = sorted(self._paths, reverse=True)[: self._max_nodes]
+        self.frontier = []
+        if depth < self._depth and best:
+            self.frontier = [node for node in level[: self._top_k] if self.score(node) >= best[-1]]
 
 
 class StaticExpansion(GrownNodes):

@@ -119,7 +119,7 @@ class ModelOptions:
         if self.tree == "chain":
             return None
         if self.tree == "dynamic":
-            return lambda depth, _: DynamicExpansion(self.top_k, depth)
+            return lambda depth, max_nodes: DynamicExpansion(self.top_k, depth, max_nodes)
         if self.tree == SEQUOIA:
 
             def best(depth: int, max_nodes: int) -> Expansion:

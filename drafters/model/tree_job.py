@@ -14,7 +14,7 @@ from ...core.sampling import sampling_rows
 from ...core.step.builder import block_tables, kv_slots
 from ...core.steps import LogProbInput, StepInput, StepOutput, TreeRows
 from ...core.tree.tree import pack
-from ..coupled_rank import CoupledChoice, rank_coupled
+from ..coupled_rank import CoupledChoice, rank_siblings
 from .expansion import Expansion
 from .text_distribution import DraftDistribution, TextDistribution, TreeDraws
 from .vocabulary.strategy import DraftVocabulary
@@ -75,15 +75,11 @@ class TreeJob:
         if self.draws is not None:
             self._draw(self.draws, output, first)
             return
-        ids, log_probs = [], []
-        for row, node in enumerate(self.expansion.frontier, first):
+        frontier = self.expansion.frontier
+        ids, log_probs = self._candidates(output, slice(first, first + len(frontier)))
+        for place, node in enumerate(frontier):
             if self._stops(node):
-                ids.append([])
-                log_probs.append([])
-                continue
-            tokens, given = self._candidates(output, row, node)
-            ids.append(tokens.tolist())
-            log_probs.append(given.tolist())
+                ids[place], log_probs[place] = [], []
         self.expansion.grow(ids, log_probs)
 
     def proposed(self, max_nodes: int) -> tuple[Int32, Int32, Float32]:
@@ -118,29 +114,39 @@ class TreeJob:
     def _stops(self, node: int) -> bool:
         return self.sure.get(node, 0.0) < self.stop_below
 
-    def _candidates(self, output: StepOutput, row: int, node: int) -> tuple[Int32, Float32]:
-        """The candidates after a node, ranked with the request's noise, and their log-probability.
+    def _candidates(
+        self, output: StepOutput, rows: slice
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """The candidates after each node of the frontier, ranked with the request's noise, and
+        their log-probabilities.
 
         What the model itself would choose is always among them, however unlikely it was.
         """
-        top, chosen_probs = output.log_probs.top, output.log_probs.of_targets
+        top, frontier = output.log_probs.top, self.expansion.frontier
         assert top is not None
         count = self.expansion.num_candidates
-        tokens = top.ids[row, : self.num_top]
-        log_probs = top.log_probs[row, : len(tokens)]
+        tokens, log_probs = top.ids[rows, : self.num_top], top.log_probs[rows, : self.num_top]
         if self.target_noise is not None:
-            return self.target_noise.rank(self._path(node), tokens, log_probs, count)
-        assert chosen_probs is not None
-        chosen = output.target_tokens[row]
-        if chosen not in tokens:
-            tokens = np.append(tokens, chosen)
-            log_probs = np.append(log_probs, chosen_probs[row])
-        siblings = np.full(len(tokens), ROOT, dtype=np.int32)
+            ranked = [
+                self.target_noise.rank(self._path(node), own, given, count)
+                for node, own, given in zip(frontier, tokens, log_probs, strict=True)
+            ]
+            return [ids.tolist() for ids, _ in ranked], [given.tolist() for _, given in ranked]
+        if self.distribution.temperature == 0:
+            # They are ranked already.
+            return tokens.tolist(), np.minimum(log_probs, 0.0).tolist()
+        chosen, of_chosen = output.target_tokens[rows, None], output.log_probs.of_targets
+        assert of_chosen is not None
+        is_known = (tokens == chosen).any(axis=1)
+        own = np.where(is_known, np.float32(-inf), of_chosen[rows])
+        tokens = np.concatenate([tokens, chosen], axis=1)
+        log_probs = np.concatenate([log_probs, own[:, None]], axis=1)
+        depths = np.array([[self.expansion.depth(node)] for node in frontier], dtype=np.int32)
         choice = CoupledChoice(
-            self.distribution.temperature, self.distribution.seed, self.noise_position(node)
+            self.distribution.temperature, self.distribution.seed, self.next_position
         )
-        tokens, _, given = rank_coupled(tokens, siblings, log_probs, choice, count)
-        return tokens, given
+        kept, given = rank_siblings(log_probs, tokens, depths, choice, min(count, top.ids.shape[1]))
+        return np.take_along_axis(tokens, kept, axis=1).tolist(), given.tolist()
 
     def _path(self, node: int) -> list[int]:
         path: list[int] = []

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from .dflash_config import DFlashConfig
 from .feature_head_config import FeatureHeadConfig
@@ -40,17 +40,19 @@ class HeadRotation(nn.Module):
         )
 
     def forward(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [..., rows, head_dim] of int64 [..., rows], in the dtype of `like`."""
-        flat = positions.reshape(1, -1)
-        cos, sin = self._embedding(like, flat)
-        shape = (*positions.shape, cos.shape[-1])
+        """Cosines and sines [..., rows, 1, head_dim] of int64 [..., rows], in the dtype of `like`;
+        sines of the first half negated."""
+        cos, sin = self._embedding(like, positions.reshape(1, -1))
+        sin[..., : sin.shape[-1] // 2].neg_()
+        shape = (*positions.shape, 1, cos.shape[-1])
         return cos.view(shape), sin.view(shape)
 
     @staticmethod
     def turned(rotation: tuple[Tensor, Tensor], *heads: Tensor) -> tuple[Tensor, ...]:
         """Queries or keys [..., rows, heads, head_dim], turned by their rows' rotations."""
-        cos, sin = (part.unsqueeze(-2) for part in rotation)
-        return tuple(one * cos + rotate_half(one) * sin for one in heads)
+        cos, sin = rotation
+        half = cos.shape[-1] // 2
+        return tuple(torch.addcmul(one * cos, one.roll(half, -1), sin) for one in heads)
 
 
 class HeadAttention(nn.Module):

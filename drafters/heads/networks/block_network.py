@@ -17,7 +17,7 @@ from ....models.heads.dflash import DFlash
 from ....models.heads.dflash_config import DFlashConfig
 from ....models.heads.dspark import DSpark
 from ....models.heads.load_head import SharedParts
-from .head_network import HeadTree, level_of_all
+from .head_network import HeadTree, level_of_all, on_target, spoken_ids
 from .kept_keys import KeptKeys
 
 
@@ -39,6 +39,11 @@ class DFlashNetwork:
         self.device = next(head.parameters()).device
         # Rows of the target's embedding as they stand: a target that scales them does so itself.
         self._embedding = head.embed_tokens.weight if config.has_embedding else _table(shared)
+        self._own_ids = None
+        if config.has_token_map:
+            own = torch.arange(config.draft_vocab_size, device=self.device)
+            self._own_ids = own + head.d2t
+        self.token_ids = spoken_ids(self._own_ids)
 
     def project(self, features: Tensor) -> Tensor:
         """What all layers read, once it is normed."""
@@ -65,7 +70,7 @@ class DFlashNetwork:
 
     def _all_levels(self, trees: Sequence[HeadTree]) -> Iterable[Tensor]:
         drafts = self.drafts(trees)
-        logits = self.on_target(self.raw_logits(drafts.flatten(0, 1)))
+        logits = self.own_logits(self.raw_logits(drafts.flatten(0, 1)))
         return logits.split(drafts.shape[1])
 
     def drafts(self, trees: Sequence[HeadTree]) -> Tensor:
@@ -83,15 +88,12 @@ class DFlashNetwork:
         has_own = self._head.config.draft_vocab_size
         return self._head.lm_head(states) if has_own else self._shared.head(states)
 
-    def on_target(self, raw: Tensor) -> Tensor:
-        """float32 [rows, vocabulary]: logits of the target's ids."""
-        head, config = self._head, self._head.config
-        own = head.logits(raw)
-        if not config.has_token_map:
-            return own
-        logits = own.new_full((len(own), config.vocab_size), -torch.inf)
-        tokens = torch.arange(own.shape[-1], device=own.device) + head.d2t
-        return logits.index_copy_(-1, tokens, own)
+    def own_logits(self, raw: Tensor) -> Tensor:
+        """float32 [rows, n] of `token_ids`, by what the output head says."""
+        logits = self._head.logits(raw)
+        if self._own_ids is None or self.token_ids is not None:
+            return logits
+        return on_target(logits, self._own_ids, self._head.config.vocab_size)
 
 
 class BlockAttention:
@@ -177,7 +179,7 @@ class DSparkNetwork(DFlashNetwork):
             sure = self._log_confidences(states, before)
             for (tree, node), own in zip(nodes, sure, strict=True):
                 tree.sure[node] = own
-        return self.on_target(raw + added)
+        return self.own_logits(raw + added)
 
     def _log_confidences(self, states: Tensor, before: Tensor) -> list[float]:
         """How sure the confidence head is of the drafts of rows behind the tokens `before`."""

@@ -31,7 +31,7 @@ class HeadTree:
     text    keys and values of the text that it stands behind
     root    what the text's last row said, [1, width]
     levels  of the tree, at most
-    kept    keys and values of the nodes that were read
+    kept    those, and behind them those of the nodes that were read
     said    what these rows said, [1, width] each, by node
     sure    log-probability that what is drafted behind a node is accepted if that is, by node, of
             networks that tell it
@@ -87,9 +87,14 @@ class HeadNetwork(Protocol):
         """
         ...
 
+    @property
+    def token_ids(self) -> Tensor | None:
+        """int64 [n]: of the tokens that `level` speaks of; None: all of the target's."""
+        ...
+
     def level(self, trees: Sequence[HeadTree]) -> Tensor:
-        """float32 [nodes, vocabulary]: logits after each node of the trees' frontiers, of target
-        ids; minus infinity where the head has no such token."""
+        """float32 [nodes, n]: logits after each node of the trees' frontiers; minus infinity where
+        the head has no such token."""
         ...
 
 
@@ -105,6 +110,11 @@ class FeatureNetwork:
         self.num_layers = head.config.num_layers
         self._dtype = next(head.parameters()).dtype
         self.device = next(head.parameters()).device
+        self._own_ids = None
+        if isinstance(head, FeatureHead) and head.config.has_token_map:
+            own = torch.arange(head.config.draft_vocab_size, device=self.device)
+            self._own_ids = head.target_tokens(own)
+        self.token_ids = spoken_ids(self._own_ids)
 
     def project(self, features: Tensor) -> Tensor:
         """What the first layer reads beside the tokens."""
@@ -125,35 +135,32 @@ class FeatureNetwork:
     def level(self, trees: Sequence[HeadTree]) -> Tensor:
         """The root's row is read with the text; nodes are read here."""
         if trees[0].job.expansion.frontier == [ROOT]:
-            return self.logits(torch.cat([tree.root for tree in trees]))
+            return self._own_logits(torch.cat([tree.root for tree in trees]))
         segments, before, tokens, positions = [], [], [], []
         first = 0
         for tree in trees:
             expansion, mask = tree.job.expansion, tree.job.mask()
             frontier = expansion.frontier
             rows = slice(first, first + len(frontier))
-            segments.append(KeySegment(rows, tree.text, tree.kept, torch.from_numpy(mask)))
+            seen = None if mask.all() else torch.from_numpy(mask).to(self.device)
+            segments.append(KeySegment(rows, tree.kept, seen))
             parents = [expansion.parents[node] for node in frontier]
             before += [tree.root if node == ROOT else tree.said[node] for node in parents]
             tokens += [expansion.tokens[node] for node in frontier]
             positions += [tree.job.text_len - 2 + expansion.depth(node) for node in frontier]
             first = rows.stop
         regress = self.regress(torch.cat(before))
-        device = regress.device
-        attention = SegmentAttention(
-            [segment._replace(mask=segment.mask.to(device)) for segment in segments]
-        )
         said = self._said(
             regress,
-            self._embeddings(torch.tensor(tokens, device=device)),
-            torch.tensor(positions, device=device),
-            attention,
+            self._embeddings(torch.tensor(tokens, device=self.device)),
+            torch.tensor(positions, device=self.device),
+            SegmentAttention(segments),
         )
         for tree, segment in zip(trees, segments, strict=True):
             rows = said[segment.rows].split(1)
             tree.said.update(zip(tree.job.expansion.frontier, rows, strict=True))
             tree.job.feed_frontier()
-        return self.logits(said)
+        return self._own_logits(said)
 
     def behind(self, said: Tensor, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """What rows say, [rows, width], that go on from what others `said`, [rows, width].
@@ -183,16 +190,21 @@ class FeatureNetwork:
 
     def logits(self, said: Tensor) -> Tensor:
         """float32 [rows, vocabulary] of target ids, by what rows said."""
+        logits = self._of_own_tokens(said)
+        if self._own_ids is None:
+            return logits
+        return on_target(logits, self._own_ids, self._head.config.vocab_size)
+
+    def _own_logits(self, said: Tensor) -> Tensor:
+        """float32 [rows, n] of `token_ids`, by what rows said."""
+        return self.logits(said) if self.token_ids is None else self._of_own_tokens(said)
+
+    def _of_own_tokens(self, said: Tensor) -> Tensor:
         head = self._head
         predict = said[:, : head.config.hidden_size]
         if isinstance(head, MtpHead) or not head.config.draft_vocab_size:
             return self._shared.logits(predict)
-        own = head.lm_head(predict).float()
-        if not head.config.has_token_map:
-            return own
-        ids = head.target_tokens(torch.arange(own.shape[1], device=own.device))
-        logits = own.new_full((len(own), head.config.vocab_size), -torch.inf)
-        return logits.index_copy_(1, ids, own)
+        return head.lm_head(predict).float()
 
 
 class SpecFormerNetwork:
@@ -200,6 +212,7 @@ class SpecFormerNetwork:
 
     num_layers = 1
     says_all_levels = True
+    token_ids: Tensor | None = None
 
     def __init__(self, head: SpecFormer, shared: SharedParts) -> None:
         self._head = head
@@ -262,6 +275,20 @@ def causal_segments(
     segments, first = [], 0
     for text, count in zip(texts, counts, strict=True):
         rows = slice(first, first + count)
-        segments.append(KeySegment(rows, None, text, causal_mask(text.num_rows, count, device)))
+        segments.append(KeySegment(rows, text, causal_mask(count, device)))
         first = rows.stop
     return segments
+
+
+def spoken_ids(own_ids: Tensor | None) -> Tensor | None:
+    """`HeadNetwork.token_ids` of a head with these ids of its own tokens.
+
+    A GPU's kernels choose among all of the target's.
+    """
+    return own_ids if own_ids is not None and own_ids.device.type == "cpu" else None
+
+
+def on_target(logits: Tensor, own_ids: Tensor, vocab_size: int) -> Tensor:
+    """[rows, vocab_size]: logits of a head's own tokens among all of the target's."""
+    wide = logits.new_full((len(logits), vocab_size), -torch.inf)
+    return wide.index_copy_(1, own_ids, logits)

@@ -42,6 +42,20 @@ class KeptKeys:
         kept = self._layers[index]
         return None if kept is None else kept[:, : self.num_rows]
 
+    def behind(self) -> KeptKeys:
+        """These rows, to which others are appended that these do not get.
+
+        They lie in the room behind these, until these grow.
+        """
+        found = KeptKeys(0)
+        found._layers = self._rooms()
+        found.num_rows = self.num_rows
+        return found
+
+    def _rooms(self) -> list[Tensor | None]:
+        """`layer` of all of them, with what room there is behind it."""
+        return list(self._layers)
+
     def append(self, index: int, own: Tensor) -> Tensor:
         """Keep rows [sides, rows, kv_heads, head_dim] in a layer: all that it holds now.
 
@@ -74,16 +88,15 @@ class KeptKeys:
 class KeySegment(NamedTuple):
     """Rows of one request in a pass.
 
-    rows     which of the pass
-    context  all of which each row sees; None: nothing but `kept`
-    kept     where the rows' own keys and values go
-    mask     bool [rows, columns of `kept` with the rows' own]
+    rows  which of the pass
+    kept  what they attend to, and where their own keys and values go
+    mask  bool [rows, n]: which of the last n rows that are kept then, their own included, each
+          sees; they see all that are before. None: these as well
     """
 
     rows: slice
-    context: KeptKeys | None
     kept: KeptKeys
-    mask: Tensor
+    mask: Tensor | None
 
 
 class SegmentAttention:
@@ -94,23 +107,19 @@ class SegmentAttention:
 
     def __call__(self, index: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """[rows, heads, head_dim]: what each row attends to."""
+        own, heads = sides_of(keys, values), keys.shape[1]
         attended = torch.empty_like(queries)
-        own = sides_of(keys, values)
-        for rows, context, kept, own_mask in self._segments:
-            mask = own_mask
+        for rows, kept, own_mask in self._segments:
             seen = kept.append(index, own[:, rows])
-            before = None if context is None else context.layer(index)
-            if before is not None:
-                seen = torch.cat([before, seen], dim=1)
-                mask = torch.cat([mask.new_ones(len(mask), before.shape[1]), mask], dim=1)
-            found = scaled_dot_product_attention(
-                queries[rows].transpose(0, 1)[None],
-                seen[0].transpose(0, 1)[None],
-                seen[-1].transpose(0, 1)[None],
-                attn_mask=mask,
-                enable_gqa=True,
-            )
-            attended[rows] = found[0].transpose(0, 1)
+            mask = own_mask
+            if mask is not None:
+                before = mask.new_ones(len(mask), seen.shape[1] - mask.shape[1])
+                mask = torch.cat([before, mask], dim=1)
+            # [kv_heads, share, rows, head_dim]: no key is repeated.
+            grouped = queries[rows].unflatten(1, (heads, -1)).permute(1, 2, 0, 3)
+            keyed = seen.transpose(1, 2)[:, :, None].expand(-1, -1, grouped.shape[1], -1, -1)
+            found = scaled_dot_product_attention(grouped, keyed[0], keyed[-1], attn_mask=mask)
+            attended[rows] = found.permute(2, 0, 1, 3).flatten(1, 2)
         return attended
 
     def keep(self) -> None:
@@ -119,10 +128,11 @@ class SegmentAttention:
             segment.kept.num_rows += segment.rows.stop - segment.rows.start
 
 
-def causal_mask(num_before: int, num_rows: int, device: torch.device) -> Tensor:
-    """bool [num_rows, num_before + num_rows]: each row sees those before it, and itself."""
-    own = torch.ones(num_rows, num_before + num_rows, dtype=torch.bool, device=device)
-    return own.tril(num_before)
+def causal_mask(num_rows: int, device: torch.device) -> Tensor | None:
+    """bool [num_rows, num_rows]: each row sees those before it, and itself; None of one row."""
+    if num_rows == 1:
+        return None
+    return torch.ones(num_rows, num_rows, dtype=torch.bool, device=device).tril()
 
 
 class PagedKeys(KeptKeys):
@@ -143,9 +153,17 @@ class PagedKeys(KeptKeys):
     def layer(self, index: int) -> Tensor | None:
         """[sides, num_rows, kv_heads, head_dim]; None where there is nothing."""
         if self._layers[index] is None and len(self._slots):
-            # With room for the step's own rows, whose slots hold anything yet.
-            self._layers[index] = self._kv.gather(index, self._slots).transpose(0, 1).contiguous()
+            # The step's own rows among them, whose slots hold anything yet.
+            gathered = self._kv.gather(index, self._slots).transpose(0, 1)
+            sides, count, *shape = gathered.shape
+            self._layers[index] = room = gathered.new_empty(sides, count + FIRST_ROOM, *shape)
+            room[:, :count] = gathered
         return super().layer(index) if self.num_rows else None
+
+    def _rooms(self) -> list[Tensor | None]:
+        for index in range(len(self._layers)):
+            self.layer(index)
+        return super()._rooms()
 
     def append(self, index: int, own: Tensor) -> Tensor:
         """As of `KeptKeys`; what is appended is in the cache, too."""

@@ -45,16 +45,16 @@ class PEagleNetwork(FeatureNetwork):
         counts = [tree.levels - 1 for tree in trees]
         masks = self._masks(trees, counts).split(counts)
         rows = [torch.cat(pair) for pair in zip((t.root for t in trees), masks, strict=True)]
-        return self.logits(torch.cat(rows)).split([tree.levels for tree in trees])
+        return self._own_logits(torch.cat(rows)).split([tree.levels for tree in trees])
 
     def _masks(self, trees: Sequence[HeadTree], counts: Sequence[int]) -> Tensor:
         """[masks, width]: what so many masks behind each text say."""
         segments, places = [], []
         ends = list(accumulate(counts))
         for tree, count, end in zip(trees, counts, ends, strict=True):
-            mask = causal_mask(0, count, self.device)
             if count:
-                segments.append(KeySegment(slice(end - count, end), tree.text, tree.kept, mask))
+                mask = causal_mask(count, self.device)
+                segments.append(KeySegment(slice(end - count, end), tree.kept, mask))
             # The text's last row is that of its last token but one.
             first = tree.job.text_len - 1
             places.append(torch.arange(first, first + count, device=self.device))
@@ -76,6 +76,7 @@ class MedusaNetwork:
     # The state has the whole text in it; nothing is kept.
     num_layers = 0
     says_all_levels = True
+    token_ids: Tensor | None = None
 
     def __init__(self, heads: Medusa, shared: SharedParts) -> None:
         self._heads = heads

@@ -116,7 +116,7 @@ def test_tied_scores_orphan_no_child(
     data: st.DataObject, top_k: int, depth: int, max_nodes: int
 ) -> None:
     """A child of probability 1 ties with its parent; whatever is cut, parents stay."""
-    expansion = DynamicExpansion(top_k, depth)
+    expansion = DynamicExpansion(top_k, depth, max_nodes)
     while expansion.frontier:
         scores = [
             sorted(data.draw(st.lists(SCORES, min_size=top_k, max_size=top_k)), reverse=True)

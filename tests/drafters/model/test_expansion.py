@@ -62,7 +62,7 @@ def proposed(expansion: Expansion, max_nodes: int) -> list[tuple[Path, float]]:
 
 
 def test_two_levels_by_hand() -> None:
-    expansion = DynamicExpansion(top_k=2, depth=2)
+    expansion = DynamicExpansion(top_k=2, depth=2, max_nodes=4)
     expansion.grow([[7, 8]], [[math.log(0.6), math.log(0.3)]])
     assert expansion.reach == pytest.approx(0.9)
     assert expansion.frontier == [0, 1]
@@ -75,7 +75,7 @@ def test_two_levels_by_hand() -> None:
 
 
 def test_of_a_certain_path_the_beginning_is_kept() -> None:
-    expansion = DynamicExpansion(top_k=1, depth=4)
+    expansion = DynamicExpansion(top_k=1, depth=4, max_nodes=2)
     for token in (5, 6, 7, 8):
         expansion.grow([[token]], [[0.0]])
     assert [path for path, _ in proposed(expansion, 2)] == [(5,), (5, 6)]
@@ -85,7 +85,7 @@ def test_of_a_certain_path_the_beginning_is_kept() -> None:
 def test_a_dynamic_tree_is_the_best_of_all_paths_where_it_is_wide_enough(
     top_k: int, depth: int, max_nodes: int, seed: int
 ) -> None:
-    found = proposed(grown(DynamicExpansion(top_k, depth), seed), max_nodes)
+    found = proposed(grown(DynamicExpansion(top_k, depth, max_nodes), seed), max_nodes)
     scores = {
         path: sum(distribution(path[:k], seed)[path[k]] for k in range(len(path)))
         for length in range(1, depth + 1)
@@ -94,6 +94,9 @@ def test_a_dynamic_tree_is_the_best_of_all_paths_where_it_is_wide_enough(
     for path, log_prob in found:
         assert log_prob == pytest.approx(distribution(path[:-1], seed)[path[-1]], abs=1e-5)
     best = sorted(scores, key=lambda path: -scores[path])[:max_nodes]
+    # What is not expanded would not have been proposed.
+    if max_nodes:
+        assert found == proposed(grown(DynamicExpansion(top_k, depth, 999), seed), max_nodes)
     # Among the top_k best of all, no path has a beginning that a level of top_k would drop.
     if max_nodes <= top_k:
         assert {path for path, _ in found} == set(best)
@@ -130,7 +133,7 @@ def test_a_drafter_with_few_candidates_makes_a_smaller_tree() -> None:
 
 
 def test_nothing_is_asked_where_nothing_may_grow() -> None:
-    assert not DynamicExpansion(3, 0).frontier
+    assert not DynamicExpansion(3, 0, 9).frontier
     assert not StaticExpansion(shape_of_paths([])).frontier
     assert not BestFirstExpansion(3, 0).frontier
     assert not BestFirstExpansion(0, 3).frontier

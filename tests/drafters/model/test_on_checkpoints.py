@@ -102,7 +102,7 @@ def test_a_dynamic_tree_is_eagle_2_s_by_whole_passes(
     for committed in ([4], [2, 9, 30], [1]):
         [proposal] = drafter.propose([Query("r", len(text), 8)])
         proposal.check(VOCAB_SIZE)
-        expansion = DynamicExpansion(top_k=3, depth=3)
+        expansion = DynamicExpansion(top_k=3, depth=3, max_nodes=8)
         paths: dict[int, list[int]] = {ROOT: []}
         while expansion.frontier:
             distributions = [
