@@ -27,6 +27,7 @@ from ...core.proposals import (
 from ...core.tree.merge import cut, reroot
 from ...models.device import choose_device, choose_dtype
 from ...models.heads.checkpoint_kind import reading_text
+from ...models.heads.cpu_kernels import use_cpu_kernels
 from ...models.heads.dflash import DFlash
 from ...models.heads.dspark import DSpark
 from ...models.heads.feature_head import FeatureHead
@@ -42,7 +43,6 @@ from ...models.heads.load_head import (
 from ...models.heads.mtp import MtpHead
 from ...models.heads.p_eagle import PEagle
 from ...models.heads.spec_former import SpecFormer
-from ...models.layers.linear_layers import pack_linears
 from ...models.load.model_info import ModelInfo
 from ..model.draft_costs import DraftCosts
 from ..open_requests import OpenRequests
@@ -111,12 +111,12 @@ def load_head_drafter(
 
 
 def network_of(head: Head | MtpHead, shared: SharedParts) -> HeadNetwork:
-    """How a head reads and grows trees, with what it shares with its target; on CPUs its linear
-    layers are packed.
+    """How a head reads and grows trees, with what it shares with its target; on CPUs by draftline's
+    kernels.
     """
     network = _network_of(head, shared)
     # Afterwards, since a network takes the dtype of its states from the weights.
-    pack_linears(head)
+    use_cpu_kernels(head)
     return network
 
 

@@ -1,4 +1,4 @@
-"""Linear layers that are not torch's: of quantised weights, of heads on CPUs, of stages on GPUs.
+"""Linear layers that are not torch's: of quantised weights, and of stages on GPUs.
 
 On GPUs few rows use draftline's kernel, more rows the library's. Weights lie output by output, as
 checkpoints have them and as both products read them best. Quantised weights are widened to the
@@ -8,7 +8,6 @@ stage's dtype wherever they are multiplied, so that the arithmetic stays the sam
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Generic, TypeVar
 
 import torch
@@ -17,11 +16,10 @@ from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
 from ...core.errors import ConfigError
-from ...kernels.cpu.build import are_loaded, vectors
+from ...kernels.cpu.build import vectors
 from ...kernels.cpu.packed_linear import (
     PackedWeight,
     pack_quantized,
-    pack_weights,
     packed_linear,
     placed,
 )
@@ -67,18 +65,18 @@ class QuantizedLinear(nn.Module):
 
 class CpuLinear(nn.Module):
     """A linear layer of a quantised weight by draftline's CPU kernels, which must be loaded, in
-    float32; for models that run by transformers' forward."""
+    float32; for models that run by transformers' forward, and for heads."""
 
-    def __init__(self, weight: PackedWeight, outputs: int) -> None:
-        """A bias may be set later."""
+    def __init__(self, weight: PackedWeight, outputs: int, *, is_rough: bool = False) -> None:
+        """A bias may be set later. `is_rough`: as of `packed_linear`."""
         super().__init__()
-        self.weight, self.out_features = weight, outputs
+        self.weight, self.out_features, self.is_rough = weight, outputs, is_rough
         self.bias: nn.Parameter | None
         self.register_parameter("bias", None)
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` [..., inputs] -> [..., outputs]."""
-        return _packed_product(x, self.weight, self.out_features, self.bias)
+        return packed_linear(x, self.weight, self.out_features, self.bias, is_rough=self.is_rough)
 
 
 def check_quantization(quantization: str) -> None:
@@ -155,39 +153,6 @@ def _plain(weight: QuantizedWeight, dtype: torch.dtype) -> nn.Linear:
     layer = nn.Linear(inputs, outputs, bias=False, device="meta")
     layer.weight = nn.Parameter(weight.dequantized(dtype), requires_grad=False)
     return layer
-
-
-def pack_linears(module: nn.Module) -> None:
-    """Give float32 linear layers on a CPU the product of draftline's kernels, if this process has
-    loaded them.
-
-    Of the few rows that a level of a draft has, torch's product takes up to four times as long. The
-    layers keep their types; their weights become [panels, inputs, panel] (`pack_weights`).
-    """
-    if not are_loaded():
-        return
-    panel = vectors().panel
-    for layer in module.modules():
-        if not isinstance(layer, nn.Linear) or layer.weight.dtype != torch.float32:
-            continue
-        if layer.weight.device.type != "cpu":
-            continue
-        packed = pack_weights([layer.weight.detach().t()], panel)
-        layer.weight = nn.Parameter(packed.codes, requires_grad=False)
-        product = partial(_product_of, layer)
-        layer.forward = product  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _product_of(layer: nn.Linear, x: Tensor) -> Tensor:
-    """`x` [..., inputs] -> [..., outputs] of a layer whose weight is packed."""
-    return _packed_product(x, PackedWeight(layer.weight), layer.out_features, layer.bias)
-
-
-def _packed_product(x: Tensor, weight: PackedWeight, outputs: int, bias: Tensor | None) -> Tensor:
-    out = packed_linear(x.reshape(-1, x.shape[-1]).contiguous(), weight, outputs)
-    if bias is not None:
-        out += bias
-    return out.view(*x.shape[:-1], outputs)
 
 
 # `few_rows_linear` of `kernels/linear/`, `quantized_linear` of `kernels/quantized/`.

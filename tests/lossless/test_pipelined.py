@@ -92,8 +92,12 @@ def test_heads_of_a_process_of_their_own_draft_for_slices() -> None:
 
 
 @pytest.mark.parametrize("name", ["greedy", "sampled"])
-def test_behind_slices_heads_say_what_they_say_behind_whole_trees(name: str) -> None:
+def test_behind_slices_heads_say_what_they_say_behind_whole_trees(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever of the text went by in slices, they have read it in its place."""
+    # Rounding to 8 bits makes much of a last bit, as rows that are read together may change it.
+    monkeypatch.setattr("draftline.models.heads.cpu_kernels.are_loaded", lambda: False)
     drafters = (DrafterConfig(kind="head", model="demo-griffin"), DrafterConfig(kind="suffix"))
     rounds, slices = (
         drafts_of(config(drafters).model_copy(update={"pipelined_trees": mode}), PARAMS[name])
