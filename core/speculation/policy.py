@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -339,7 +340,8 @@ class SpeculationPolicy:
         if self._num_plans % KEPT_PLANS == 0:
             self._interests[drafter] = self._interest(drafter, load)
         left_s, spent_s = float(self._credit_s[drafter]), 0.0
-        if not any(bits & bit for bits in asked):
+        # What a head drafts now was ordered before, and does not pay for what it is to draft next.
+        if not any(bits & bit for bits in (chain.from_iterable(heads) if is_head else asked)):
             spent_s += message_s
         if not any(asked):
             spent_s += self._host.parts(HOST_SQUARES)[0] + load.single_s

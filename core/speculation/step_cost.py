@@ -20,6 +20,9 @@ DECAY = 0.98
 OUTLIER = 3.0
 # Rows that were bought tell what rows cost once they made so many squares of a round's time.
 PRIOR_SQUARES = 0.5
+# Rows take no less than this share of what they take on the idle pipeline. Else one slow round of
+# few rows makes all others seem free, and the next round verifies hundreds.
+LEAST_SLOPE = 0.5
 # No round takes less than this share of what is usual.
 LEAST_SHARE = 0.1
 
@@ -74,7 +77,7 @@ class StepCost:
         if fit is None:
             return self._unseen(num_requests, self._curve)
         least = self._at(num_requests)
-        slope = fit.slope(self._slope, PRIOR_SQUARES * least * least)
+        slope = max(LEAST_SLOPE, fit.slope(self._slope, PRIOR_SQUARES * least * least))
         seconds = fit.mean_y + slope * (self._curve - fit.mean_x)
         return np.maximum(seconds, LEAST_SHARE * fit.mean_y)
 
@@ -104,7 +107,7 @@ class StepCost:
     def _slope(self) -> float:
         """How much dearer rows are than the curve says, whatever the number of requests."""
         prior = PRIOR_SQUARES * float(self._curve[0]) ** 2
-        return max(0.0, (self._xy + prior) / (self._xx + prior))
+        return max(LEAST_SLOPE, (self._xy + prior) / (self._xx + prior))
 
     def _unseen(self, num_requests: int, measured: npt.ArrayLike) -> Float64:
         """What rounds take that the curve says `measured` of, as other numbers of requests tell."""
