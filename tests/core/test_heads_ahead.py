@@ -210,6 +210,25 @@ def test_most_steps_go_without_a_plan_where_a_head_does_not_pay() -> None:
     assert num_planned < 0.2 * 200
 
 
+def test_many_requests_do_not_explore_a_head_for_nothing() -> None:
+    """All that it takes is shared, so that one request more seems to take nothing."""
+    policy = SpeculationPolicy(StepCost([1, 64], [1.0, 1.2]))
+    costs = {"head": DraftCost(0.9, 0.0, is_ahead=True)}
+    ids = [str(number) for number in range(32)]
+    num_asked = 0
+    for step in range(300):
+        wishes = [PlannedRequest(one, 0.0, None, 100, 100) for one in ids]
+        plan = DraftPlan({})
+        if not policy.is_backed_off(ids):
+            plan = policy.plan(wishes, costs, 0)
+        num_asked += bool(plan.by_drafter)
+        outcome = StepOutcome(32, 1.1, 0, DraftBatch({}, 0.0, 0.0, plan, costs))
+        trees = [empty_trees(1)[0]] * 32
+        outcome.count(ids, trees, TreeBatch.of(trees), Paths.of([[(0, 1, -1)]] * 32))
+        policy.update(outcome, 1.1 * (1 + step))
+    assert 0 < num_asked < 0.1 * 300
+
+
 def test_a_head_drafts_only_after_accepted_lengths_after_which_it_pays() -> None:
     """It brings three tokens after steps that accepted nothing, and none after others."""
     policy = SpeculationPolicy(StepCost([1, 64], [1.0, 1.2]))

@@ -50,14 +50,24 @@ def test_no_measurement_makes_more_rows_cheaper(
         assert seconds[0] > 0
 
 
-def test_rounds_that_cost_nothing_for_rows_are_learned() -> None:
+def test_rows_take_half_of_what_they_do_on_the_idle_pipeline_at_least() -> None:
     cost = StepCost([1, 64], [1.0, 64.0])
     for _ in range(200):
         for rows in GRID[:12]:
-            cost.record(1, rows, 2.0)
-    assert float(cost.seconds(1, 32)) == pytest.approx(2.0, rel=0.1)
+            cost.record(1, rows, 40.0)
+    few, more = cost.seconds(1, [32, 64]).tolist()
+    assert more - few == pytest.approx(16.0)
     cost.record(1, 32, 1e9)
-    assert float(cost.seconds(1, 32)) < 3.0
+    assert float(cost.seconds(1, 32)) < 1.1 * few
+
+
+def test_a_slow_round_of_few_rows_does_not_make_others_free() -> None:
+    cost = StepCost([1, 64], [0.01, 0.16])
+    for rows in (41, 42, 38, 35, 34):
+        cost.record(32, rows, cost.idle_seconds(rows))
+    cost.record(32, 33, 3 * cost.idle_seconds(33))
+    few, many = cost.seconds(32, [33, 500]).tolist()
+    assert many - few > 0.4 * (cost.idle_seconds(500) - cost.idle_seconds(33))
 
 
 def test_a_host_that_works_beside_the_pass_makes_all_rounds_longer() -> None:
