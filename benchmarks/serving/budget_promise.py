@@ -2,6 +2,7 @@
 
     python -m draftline.benchmarks.serving.budget_promise [--prompts code=FILE] [--rounds 3]
     python -m draftline.benchmarks.serving.budget_promise --model FOLDER --chat --prompts chats=FILE
+    python -m draftline.benchmarks.serving.budget_promise --head FOLDER --drafters head,head+suffix
 
 For each set of drafters, load, temperature and kind of prompts four engines start: without
 drafters, with them, with them at fixed numbers of nodes, and once more without drafters, which
@@ -58,15 +59,12 @@ MAX_MODEL_LEN = 1024
 MAX_PROMPT_LETTERS = 2000
 # Most parts of a half; each has two prompts a stream where there are so many.
 PARTS = 4
-# Numbers of nodes that are tried as fixed settings.
-FIXED_NODES = (4, 8, 16)
 # Prompts that every engine decodes plainly at first, at least; tokens of each.
 WARM_UP, WARM_UP_TOKENS = 2, 64
 # Most tokens of an answer: its prompt and it fit into the model's length.
 MAX_ANSWER = 256
 PLAIN, ADAPTIVE = Setting("plain", ()), Setting("adaptive", None)
 CONTROL = Setting("plain again", ())
-FIXED = [Setting(f"{count} nodes always", None) for count in FIXED_NODES]
 # Labels of the ratios of a row.
 RATIOS = {"fresh": "fresh", "steady": "steady", "of best": "of_best", CONTROL.name: "control"}
 
@@ -87,6 +85,7 @@ class BudgetCell:
     prompts: str
     temperature: float
     streams: int
+    threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ class BudgetRow:
     half_seconds: float
 
 
-def main(
+def main(  # noqa: PLR0913 - one parameter a flag
     *,
     model: Annotated[str, typer.Option(help="Folder of the target, or `demo`.")] = "demo",
     chat: Annotated[
@@ -124,19 +123,32 @@ def main(
     ] = None,
     streams: Annotated[str, typer.Option(help="Requests at once.")] = "1,8,32",
     temperatures: Annotated[str, typer.Option(help="Temperatures.")] = "0,0.7,1",
+    head: Annotated[Path | None, typer.Option(help="A trained head, the drafter `head`.")] = None,
+    fixed_nodes: Annotated[
+        str, typer.Option(help="Tree sizes that are tried as fixed settings; empty: none.")
+    ] = "4,8,16",
+    threads: Annotated[int, typer.Option(help="Of the target.")] = 1,
     tokens: Annotated[int, typer.Option(help="New tokens for each, at least.")] = 128,
     seconds: Annotated[float, typer.Option(help="Of plain decoding, in each half.")] = 6.0,
     rounds: Annotated[int, typer.Option(help="Times that every cell is measured.")] = 1,
     output: Annotated[Path, typer.Option(help="JSON of the results.")] = RESULTS,
 ) -> None:
     """Measure what the node budget promises."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
+    known = dict(DRAFTERS)
+    if head is not None:
+        known["head"] = DrafterConfig(kind="head", model=str(head))
+    sets = {names: [known[name] for name in names.split("+")] for names in drafters.split(",")}
+    fixed = {
+        Setting(f"{count} nodes always", None): int(count)
+        for count in filter(None, fixed_nodes.split(","))
+    }
     console = Console(width=110, highlight=False)
     kinds = dict(_kind(text) for text in prompts or ["bundled"])
     cells = [
-        BudgetCell(model, chat, *parts)
+        BudgetCell(model, chat, *parts, threads)
         for parts in product(
-            drafters.split(","),
+            sets,
             kinds,
             map(float, temperatures.split(",")),
             map(int, streams.split(",")),
@@ -144,7 +156,8 @@ def main(
     ]
     rows: list[BudgetRow] = []
     for cell in cells:
-        row = asyncio.run(_measure(cell, kinds[cell.prompts], tokens, seconds, rounds))
+        engines = _configs(cell, sets[cell.drafters], fixed)
+        row = asyncio.run(_measure(cell, engines, kinds[cell.prompts], tokens, seconds, rounds))
         rows.append(row)
         console.print(_line(row))
         what = {
@@ -173,13 +186,14 @@ def _kind(text: str) -> tuple[str, list[BenchPrompt]]:
 
 
 async def _measure(
-    cell: BudgetCell, prompts: Sequence[BenchPrompt], tokens: int, seconds: float, rounds: int
-) -> BudgetRow:
+    cell: BudgetCell, configs: Mapping[Setting, EngineConfig], prompts: Sequence[BenchPrompt],
+    tokens: int, seconds: float, rounds: int,
+) -> BudgetRow:  # fmt: skip
     load = Load(concurrency=cell.streams)
     plan = Plan(prompts=prompts, max_tokens=tokens, temperature=cell.temperature, load=load,
                 is_chat=cell.is_chat, ignore_eos=not cell.is_chat)  # fmt: skip
-    found = [await _round(cell, plan, seconds, turn) for turn in range(rounds)]
-    names = [setting.name for setting in [PLAIN, *FIXED]]
+    found = [await _round(configs, plan, seconds, turn) for turn in range(rounds)]
+    names = [setting.name for setting in configs if setting not in {ADAPTIVE, CONTROL}]
     median = {name: statistics.median(_rate(steady[name]) for _, steady in found) for name in names}
     best = max(names, key=lambda name: median[name])
     counts = [run.counts for run in found[-1][1][ADAPTIVE.name] if run.counts is not None]
@@ -196,20 +210,24 @@ async def _measure(
     )
 
 
-async def _round(cell: BudgetCell, plan: Plan, seconds: float, turn: int) -> tuple[Runs, Runs]:
+async def _round(
+    configs: Mapping[Setting, EngineConfig], plan: Plan, seconds: float, turn: int
+) -> tuple[Runs, Runs]:
     """The first half, of those that are compared, and the second, of all."""
-    async with _engines(cell) as endpoints:
+    streams = plan.load.concurrency
+    assert streams is not None
+    async with _engines(configs) as endpoints:
         # What any first step pays, with or without drafters.
-        first = plan.prompts[: max(WARM_UP, cell.streams)]
+        first = plan.prompts[: max(WARM_UP, streams)]
         warm_up = replace(plan, prompts=first, max_tokens=WARM_UP_TOKENS)
         rates = {
             endpoint: (await _run(endpoint, warm_up, PLAIN)).output_throughput
             for endpoint in dict.fromkeys(endpoints.values())
         }
-        halves = _halves(plan, cell.streams, seconds * rates[endpoints[PLAIN]])
+        halves = _halves(plan, streams, seconds * rates[endpoints[PLAIN]])
         compared = {one: endpoints[one] for one in (PLAIN, ADAPTIVE, CONTROL)}
-        fresh = await _in_turns(compared, halves[0], cell.streams, turn)
-        steady = await _in_turns(endpoints, halves[1], cell.streams, turn)
+        fresh = await _in_turns(compared, halves[0], streams, turn)
+        steady = await _in_turns(endpoints, halves[1], streams, turn)
     return fresh, steady
 
 
@@ -245,9 +263,9 @@ async def _run(endpoint: EngineEndpoint, plan: Plan, setting: Setting) -> RunMet
     return run_metrics(records, seconds)
 
 
-@asynccontextmanager
-async def _engines(cell: BudgetCell) -> AsyncIterator[Mapping[Setting, EngineEndpoint]]:
-    names = cell.drafters.split("+")
+def _configs(
+    cell: BudgetCell, drafters: Sequence[DrafterConfig], fixed: Mapping[Setting, int]
+) -> Mapping[Setting, EngineConfig]:
     common: dict[str, Any] = {
         "model": cell.model,
         "max_model_len": MAX_MODEL_LEN,
@@ -255,8 +273,7 @@ async def _engines(cell: BudgetCell) -> AsyncIterator[Mapping[Setting, EngineEnd
         "kv_cache_tokens": cell.streams * MAX_MODEL_LEN,
         "enable_prefix_caching": False,
     }
-    drafters: list[DrafterConfig] = [DRAFTERS[name] for name in names]
-    configs = {
+    return {
         PLAIN: EngineConfig(**common),
         ADAPTIVE: EngineConfig(**common, drafters=drafters),
         CONTROL: EngineConfig(**common),
@@ -264,9 +281,16 @@ async def _engines(cell: BudgetCell) -> AsyncIterator[Mapping[Setting, EngineEnd
             setting: EngineConfig(
                 **common, drafters=drafters, node_budget="full", tree_nodes=num_nodes
             )
-            for setting, num_nodes in zip(FIXED, FIXED_NODES, strict=True)
+            for setting, num_nodes in fixed.items()
         },
     }
+
+
+@asynccontextmanager
+async def _engines(
+    configs: Mapping[Setting, EngineConfig],
+) -> AsyncIterator[Mapping[Setting, EngineEndpoint]]:
+    """Of each setting, started."""
     engines = {setting: AsyncEngine(config) for setting, config in configs.items()}
     try:
         for engine in engines.values():
