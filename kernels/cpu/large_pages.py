@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from math import prod
 from threading import Lock
 
@@ -60,8 +61,10 @@ def zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 def _block(size: int) -> Tensor:
     """uint8 [size], zeros."""
     memory = mmap.mmap(-1, size + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # Where the system has no large pages, the advice is refused.
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
     block = torch.frombuffer(memory, dtype=torch.uint8)
     first = -block.data_ptr() % LARGE_PAGE
     return block[first : first + size]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import pytest
 import torch
 from draftline.kernels.cpu import large_pages
@@ -33,6 +35,19 @@ def test_numbers_of_four_and_eight_bits_are_copied() -> None:
         copied = pages.copy(codes.view(dtype))
         assert copied.dtype == dtype
         assert torch.equal(copied.view(torch.uint8), codes)
+
+
+class RefusingMemory(mmap.mmap):
+    """Of a system without large pages."""
+
+    def madvise(self, *advice: int) -> None:
+        raise OSError(22, f"Invalid argument: {advice}")
+
+
+def test_a_system_without_large_pages_has_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmap, "mmap", RefusingMemory)
+    assert torch.equal(LargePages().copy(torch.arange(1000)), torch.arange(1000))
+    assert torch.equal(zeros((3, 4), torch.float32), torch.zeros(3, 4))
 
 
 def test_memory_stays_as_long_as_one_of_its_tensors() -> None:
