@@ -281,11 +281,7 @@ class SpeculationPolicy:
         """Bits of the set that makes most tokens a second after a step of this accepted length."""
         bucket = own.kind * NUM_LENGTH_BUCKETS + length_bucket
         level = LEVELS if own.ratio >= LIKE_OTHERS else max(round(LEVELS * own.ratio), 1)
-        found = self._sets.get((bucket, level, allowed))
-        if found is None:
-            prices = self._prices(bucket, load)
-            found = best_set(self._lengths, bucket, prices, allowed, level / LEVELS)
-            self._sets[bucket, level, allowed] = found
+        found = self._best_set(bucket, level, allowed, load)
         if not found & ~own.known:
             return found
         for drafter in _bits_of(found & ~own.known):
@@ -294,6 +290,15 @@ class SpeculationPolicy:
             most_s = load.token_s * min(request.tokens_left, HORIZON)
             if opening_s > margin(self._lengths, bucket, drafter, 0, 1.0) * most_s:
                 found &= ~(1 << drafter)
+        return found
+
+    def _best_set(self, bucket: int, level: int, allowed: int, load: _Load) -> int:
+        """Bits of the set that makes most tokens a second, as of the last plans."""
+        found = self._sets.get((bucket, level, allowed))
+        if found is None:
+            prices = self._prices(bucket, load)
+            found = best_set(self._lengths, bucket, prices, allowed, level / LEVELS)
+            self._sets[bucket, level, allowed] = found
         return found
 
     def _prices(self, bucket: int, load: _Load) -> SetPrices:
@@ -395,14 +400,17 @@ class SpeculationPolicy:
 
     def _hoped_for(self, drafter: int, bucket: int, load: _Load) -> float:
         """What a drafter would save beyond all that take less, over what it takes, if one more step
-        brought `HOPED_FOR` tokens. An accepted token takes a row at least."""
+        brought `HOPED_FOR` tokens. An accepted token takes a row at least, and the only drafter of
+        a step all that plain decoding saves by decoding several tokens."""
         taken_s = self._seconds[:, :2].sum(axis=1)
         cheaper = sum(1 << int(one) for one in np.flatnonzero(taken_s < taken_s[drafter]))
         count = min(int(self._lengths.num_steps[bucket, drafter]), NUM_KEPT)
         hoped = count * margin(self._lengths, bucket, drafter, cheaper, 1.0) + HOPED_FOR
-        least_s = (count + 1) * max(float(taken_s[drafter]), LEAST_TAKEN_S)
+        least_s = max(float(taken_s[drafter]), LEAST_TAKEN_S)
+        if not self._best_set(bucket, LEVELS, self._present, load):
+            least_s += self._prices(bucket, load).host_s
         saved_s = max(self._ratio * load.token_s - load.row_s, 0.0)
-        return float(hoped * saved_s / least_s)
+        return float(hoped * saved_s / ((count + 1) * least_s))
 
     def _as_plan(
         self,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from draftline.core.proposals import chain_proposal
-from draftline.core.speculation.draft_plan import DraftBatch, DraftPlan, StepOutcome
+from draftline.core.proposals import DraftCost, chain_proposal
+from draftline.core.speculation.draft_plan import DraftBatch, DraftPlan, PlannedRequest, StepOutcome
 from draftline.core.speculation.multi_step import MOST_STEPS, MultiStep
 from draftline.core.speculation.policy import SpeculationPolicy
 from draftline.core.speculation.step_cost import StepCost
 from draftline.core.tree.merge import merge
-from draftline.core.tree.tree import NO_TREE, empty_trees
+from draftline.core.tree.tree import NO_TREE, TreeBatch, empty_trees
 from draftline.core.verify.walk import Paths
 
 
@@ -138,3 +138,30 @@ def test_a_round_of_one_token_takes_no_less_than_a_token_of_several() -> None:
     # 4.5 ms a token; rounds that take very much longer than expected are believed in part.
     assert policy.num_decode_steps(1, 50, drafters_asked=True) == 4
     assert policy.cost.seconds(1, 1) == pytest.approx(0.0045, rel=0.05)
+
+
+def test_a_drafter_is_tried_for_shorter_where_its_step_decodes_one_token() -> None:
+    """Every other draft is right. It would pay for the drafter, and does not for the rest of a
+    step of one token."""
+    assert num_tried(0.0) > 60
+    assert 0 < num_tried(0.04) < 40
+
+
+def num_tried(limit_s: float) -> int:
+    """Of 400 rounds those that ask a drafter of 3 ms; a pass takes 5 ms, what lies between 2."""
+    policy = SpeculationPolicy(StepCost([1, 8], [0.005, 0.012]), multi_step=MultiStep(limit_s))
+    tree = merge([chain_proposal("any", np.arange(1, dtype=np.int32))], 1, 1, policy.table)
+    costs, now, found = {"any": DraftCost(0.0, 0.003)}, 0.0, 0
+    for step in range(400):
+        plan = policy.plan([PlannedRequest("r", 0.0, None, 100, 100)], costs, 0)
+        if plan.by_drafter:
+            found += 1
+            took_s, path = 0.011, [(0, 0, 0), (1, 1, -1)] if step % 2 else [(0, 1, -1)]
+            outcome = StepOutcome(2, took_s, 0, DraftBatch({}, now, 0.003, plan, costs))
+            outcome.count(["r"], [tree], TreeBatch.of([tree]), Paths.of([path]))
+        else:
+            outcome = outcome_of(policy.num_decode_steps(1, 8, drafters_asked=True))
+            took_s = 0.002 + 0.005 * outcome.num_passes
+        now += took_s
+        policy.update(outcome, now)
+    return found
