@@ -17,7 +17,9 @@ GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 7
 # What a new round leaves of the weight of those before it.
 DECAY = 0.98
 # A round that took so many times longer than expected tells of the machine, not of its rows.
-OUTLIER = 3.0
+OUTLIER = 1.5
+# Rounds that what is expected of a number of requests counts for when the first one is measured.
+PRIOR_ROUNDS = 4.0
 # Rows that were bought tell what rows cost once they made so many squares of a round's time.
 PRIOR_SQUARES = 0.5
 # Rows take no less than this share of what they take on the idle pipeline. Else one slow round of
@@ -97,6 +99,7 @@ class StepCost:
         fit = self._fits.get(bucket_of(num_requests))
         if fit is None:
             fit = self._fits[bucket_of(num_requests)] = LineFit(DECAY)
+            fit.record(measured, expected, PRIOR_ROUNDS)
         xx, xy = fit.record(measured, seconds)
         self._xx = DECAY * self._xx + xx
         self._xy = DECAY * self._xy + xy

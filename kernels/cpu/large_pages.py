@@ -53,9 +53,20 @@ class LargePages:
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """As `torch.zeros` on a CPU."""
-    size = prod(shape) * dtype.itemsize
-    return _block(size).view(dtype).view(*shape)
+    """As `torch.zeros` on a CPU, with parts [0], [1], ... that need not lie one behind the other.
+
+    The system zeroes a page when it is first written to, which takes milliseconds. A step writes to
+    the same places of all parts, so large parts begin at different places of a page: else it would
+    wait for a page of each.
+    """
+    count, *part = shape
+    size = prod(part) * dtype.itemsize
+    apart = size
+    if size >= LARGE_PAGE:
+        shift = LARGE_PAGE // count // CACHE_LINE * CACHE_LINE
+        apart += (shift - size) % LARGE_PAGE
+    parts = _block(count * apart).view(count, apart)[:, :size]
+    return parts.view(dtype).view(*shape)
 
 
 def _block(size: int) -> Tensor:

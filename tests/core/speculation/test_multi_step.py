@@ -46,8 +46,9 @@ def test_it_follows_what_such_steps_take() -> None:
 def test_numbers_of_requests_that_were_not_seen_follow_those_that_were() -> None:
     """Rounds of one token take 9 ms beside the pass; 5 requests only ever had such."""
     multi, cost = MultiStep(0.1), StepCost([1, 8], [0.002, 0.009])
-    for num_requests in (2, 5, 6):
-        cost.record(num_requests, num_requests, 0.010 + 0.001 * num_requests)
+    for _ in range(100):
+        for num_requests in (2, 5, 6):
+            cost.record(num_requests, num_requests, 0.010 + 0.001 * num_requests)
     assert multi.round_s(5, cost) == pytest.approx(0.006), "the pass alone, until one was seen"
     multi.record(2, 10, 0.050, cost)
     assert multi.round_s(2, cost) == pytest.approx(0.005)
@@ -87,8 +88,8 @@ def test_nothing_is_decoded_ahead_where_the_stage_cannot() -> None:
     assert multi.num_steps(1, cost, 50) == 10
 
 
-def outcome_of(num_steps: int) -> StepOutcome:
-    batch = DraftBatch({}, 0.0, 0.0, DraftPlan({}), {})
+def outcome_of(num_steps: int, began_at: float = 0.0) -> StepOutcome:
+    batch = DraftBatch({}, began_at, 0.0, DraftPlan({}), {})
     outcome = StepOutcome(1, 0.0, 0, batch, num_steps)
     outcome.count(["a"], [NO_TREE], empty_trees(1), Paths.of([[(0, 5, -1)] * num_steps]))
     return outcome
@@ -132,12 +133,12 @@ def test_a_round_of_one_token_takes_no_less_than_a_token_of_several() -> None:
     policy = SpeculationPolicy(StepCost([1, 2], [0.002, 0.0021]), multi_step=MultiStep(0.02))
     assert policy.num_decode_steps(1, 50, drafters_asked=True) == 10
     now = 0.0
-    for _ in range(30):
-        now += 0.045
-        policy.update(outcome_of(10), now)
+    for _ in range(60):
+        outcome, now = outcome_of(10, now), now + 0.045
+        policy.update(outcome, now)
     # 4.5 ms a token; rounds that take very much longer than expected are believed in part.
     assert policy.num_decode_steps(1, 50, drafters_asked=True) == 4
-    assert policy.cost.seconds(1, 1) == pytest.approx(0.0045, rel=0.05)
+    assert policy.cost.seconds(1, 1) == pytest.approx(0.0045, rel=0.1)
 
 
 def test_a_drafter_is_tried_for_shorter_where_its_step_decodes_one_token() -> None:

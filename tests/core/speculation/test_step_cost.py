@@ -87,3 +87,16 @@ def test_requests_have_curves_of_their_own() -> None:
         cost.record(8, 8, 4.0)
     assert float(cost.seconds(1, 8)) == pytest.approx(1.1, rel=0.05)
     assert float(cost.seconds(8, 8)) == pytest.approx(4.0, rel=0.1)
+
+
+def test_a_slow_round_of_a_new_number_of_requests_says_little() -> None:
+    """A system that had to find memory: rows must not seem free beside what it took."""
+    cost = StepCost([1, 64], [0.002, 0.128])
+    for _ in range(50):
+        cost.record(32, 32, 0.088)
+    cost.record(30, 30, 3 * 0.084)
+    assert cost.seconds(30, 30) < 1.15 * 0.084
+    assert cost.seconds(30, 40) - cost.seconds(30, 30) > 0.9 * 10 * 0.002
+    for _ in range(50):
+        cost.record(30, 30, 0.084)
+    assert cost.seconds(30, 30) == pytest.approx(0.084, rel=0.02)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from itertools import pairwise
 
 import pytest
 import torch
@@ -63,3 +64,14 @@ def test_zeros_begin_at_a_page() -> None:
     assert torch.equal(found, torch.zeros(3, 5, 2, dtype=torch.bfloat16))
     assert found.data_ptr() % LARGE_PAGE == 0
     assert zeros((0, 4), torch.float32).shape == (0, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+def test_large_parts_take_their_pages_at_different_times(dtype: torch.dtype) -> None:
+    """What a step writes to all layers of a cache lies near a page's end in one of them at most."""
+    found = zeros((8, LARGE_PAGE // 8, 8), dtype)
+    places = sorted(part.data_ptr() % LARGE_PAGE for part in found)
+    assert min(after - before for before, after in pairwise(places)) >= LARGE_PAGE // 16
+    assert all(part.is_contiguous() for part in found)
+    found.fill_(1)
+    assert found.sum(dtype=torch.int64) == found.numel()
