@@ -136,7 +136,7 @@ def move_kv(data: Tensor, moves: Tensor) -> None:
 
 def _as_rows(data: Tensor, slots_per_row: int) -> Tensor:
     """The cache as integers of up to four bytes, [layers, rows, numbers]."""
-    assert data.is_contiguous()
+    assert data[0].is_contiguous()
     row_bytes = data[0, 0].numel() * data.dtype.itemsize * slots_per_row
     width = next(size for size in (4, 2, 1) if row_bytes % size == 0)
     raw = data.flatten(2).view(INTEGERS[width])

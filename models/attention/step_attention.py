@@ -81,7 +81,8 @@ class PagedKv:
 
     def move(self, moves: Tensor) -> None:
         """Copy slots in all layers; `moves` int64 [m, 2] (from, to). All are read first."""
-        self.data.index_copy_(1, moves[:, 1], self.data.index_select(1, moves[:, 0]))
+        # By indexing: `index_select` and `index_copy_` copy all of a tensor whose layers lie apart.
+        self.data[:, moves[:, 1]] = self.data[:, moves[:, 0]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -114,11 +114,15 @@ def test_row_scales_are_the_least_powers_of_two_that_fit() -> None:
     ),
     dtype=st.sampled_from(DTYPES),
     name=st.sampled_from(["reference", "triton"]),
+    is_apart=st.booleans(),
 )
 def test_moves_read_all_before_they_write(
-    moves: tuple[list[int], list[int]], dtype: torch.dtype, name: str
+    moves: tuple[list[int], list[int]], dtype: torch.dtype, name: str, *, is_apart: bool
 ) -> None:
     data = cache(dtype)
+    if is_apart:
+        # As a large cache on a CPU.
+        data = torch.cat([data, data], dim=1)[:, : data.shape[1]]
     expected = bits(data).copy()
     real = [pair for pair in zip(*moves, strict=True) if pair[0] >= 0]
     for source, target in real:
