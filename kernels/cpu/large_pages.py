@@ -61,10 +61,10 @@ def zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """
     count, *part = shape
     size = prod(part) * dtype.itemsize
-    apart = size
-    if size >= LARGE_PAGE:
-        shift = LARGE_PAGE // count // CACHE_LINE * CACHE_LINE
-        apart += (shift - size) % LARGE_PAGE
+    if not count or size < LARGE_PAGE:
+        return _block(count * size).view(dtype).view(*shape)
+    shift = LARGE_PAGE // count // CACHE_LINE * CACHE_LINE
+    apart = size + (shift - size) % LARGE_PAGE
     parts = _block(count * apart).view(count, apart)[:, :size]
     return parts.view(dtype).view(*shape)
 

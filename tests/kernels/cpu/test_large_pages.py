@@ -63,7 +63,9 @@ def test_zeros_begin_at_a_page() -> None:
     found = zeros((3, 5, 2), torch.bfloat16)
     assert torch.equal(found, torch.zeros(3, 5, 2, dtype=torch.bfloat16))
     assert found.data_ptr() % LARGE_PAGE == 0
-    assert zeros((0, 4), torch.float32).shape == (0, 4)
+    # A stage without attention, and a cache of a head without layers.
+    for shape in ((0, 4), (3, 0), (0, LARGE_PAGE)):
+        assert zeros(shape, torch.float32).shape == shape
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
