@@ -400,8 +400,8 @@ class SpeculationPolicy:
 
     def _hoped_for(self, drafter: int, bucket: int, load: _Load) -> float:
         """What a drafter would save beyond all that take less, over what it takes, if one more step
-        brought `HOPED_FOR` tokens. An accepted token takes a row at least, and the only drafter of
-        a step all that plain decoding saves by decoding several tokens."""
+        brought `HOPED_FOR` tokens. An accepted token takes a row at least. Where no drafter pays so
+        far, the step itself takes longer, too (`SetPrices.host_s`)."""
         taken_s = self._seconds[:, :2].sum(axis=1)
         cheaper = sum(1 << int(one) for one in np.flatnonzero(taken_s < taken_s[drafter]))
         count = min(int(self._lengths.num_steps[bucket, drafter]), NUM_KEPT)

@@ -18,7 +18,8 @@ GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 7
 DECAY = 0.98
 # A round that took so many times longer than expected tells of the machine, not of its rows.
 OUTLIER = 1.5
-# Rounds that what is expected of a number of requests counts for when the first one is measured.
+# When a number of requests is first measured, what was expected of it weighs as much as so many
+# rounds.
 PRIOR_ROUNDS = 4.0
 # Rows that were bought tell what rows cost once they made so many squares of a round's time.
 PRIOR_SQUARES = 0.5
