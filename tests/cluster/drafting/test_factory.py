@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.cluster.drafting.factory import KINDS, build_drafter
-from draftline.cluster.drafting.options import features_of_target
+from draftline.cluster.drafting.options import features_of_target, last_stage_heads
 from draftline.core.errors import ConfigError, StoreError
 from draftline.core.interfaces import FeatureDrafter
 from draftline.core.proposals import DraftRequest, Query
@@ -16,6 +16,8 @@ from draftline.drafters.ngram.prompt_lookup import PromptLookupDrafter
 from draftline.drafters.ngram.token_recycling import TokenRecyclingDrafter
 from draftline.drafters.spectra.drafter import SpectraDrafter
 from draftline.drafters.suffix.drafter import SuffixDrafter
+from draftline.models.load.checkpoint import resolve_model_path
+from draftline.models.load.model_info import read_model_info
 from draftline.retrieval_store.search.lookup import REST_RULE
 from draftline.training.tokenizers import train_tokenizer
 from support.tools.tiny_models import save_tiny_model
@@ -114,6 +116,19 @@ def test_drafters_of_papers_have_their_trees() -> None:
     mixed = EngineConfig.model_validate({"model": "demo", "drafters": [paper, {"kind": "suffix"}]})
     assert [drafter.max_nodes for drafter in mixed.drafters] == [60, 16]
     assert (mixed.tree_nodes, mixed.node_budget) == (16, "adaptive")
+
+
+@pytest.mark.parametrize("kind", ["head", "mtp"])
+def test_heads_of_papers_have_eagle_2s_tree(kind: str) -> None:
+    given = {"kind": kind, "profile": "paper"} | ({"model": "demo-griffin"} if kind == "head" else {})
+    config = EngineConfig.model_validate({"model": "demo", "drafters": [given]})
+    assert config.drafters[0].max_nodes == config.tree_nodes == 60
+    assert config.node_budget == "ordered"
+    if kind == "mtp":
+        return
+    target = read_model_info(resolve_model_path("demo"))
+    [head] = last_stage_heads(config, target, range(target.num_layers))
+    assert (head.max_nodes, head.options.num_tokens, head.options.top_k) == (60, 6, 10)
 
 
 def test_the_papers_retrieval_counts_as_rest_does(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import resource
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -225,7 +226,23 @@ def test_a_dry_run_trains_nothing(
     # Two layers and the last one, of 32 numbers each.
     assert "states: 384 bytes a token in float32, 192 in 16 bits" in result.output
     assert "step: 3 texts, " in result.output
-    assert " s a step, " in result.output
+    [seconds, states_s, tokens_s, mb_s] = numbers(
+        r"time: ([\d.]+) s a step, ([\d.]+) s of it for the states "
+        r"\(([\d,]+) tokens or ([\d.]+) MB a second\); 7 steps in ",
+        result.output,
+    )
+    assert 0 <= states_s <= seconds
+    assert mb_s == pytest.approx(tokens_s * 384 / 1e6, abs=0.06)
+    [peak_gb] = numbers(r"memory: ([\d.]+) GB at most", result.output)
+    assert peak_gb <= resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9 + 0.05
+    assert peak_gb > 0.1 or torch.cuda.is_available()
+
+
+def numbers(pattern: str, text: str) -> list[float]:
+    """What the groups of a pattern match, across broken lines."""
+    found = re.search(pattern, " ".join(text.split()))
+    assert found, text
+    return [float(group.replace(",", "")) for group in found.groups()]
 
 
 def test_flags_of_stages_are_checked(folder: Path, texts: Path, tmp_path: Path) -> None:
