@@ -455,7 +455,8 @@ class DraftCost:
     query_s       of each request that it is asked for, beside that; it receives then what was
                   committed since
     open_token_s  of opening a request, for each token of its text
-    is_new        it is asked whatever it brings, until its first drafts have shown what it is
+    is_new        it is asked for a few requests, whatever it brings, until its first drafts have
+                  shown what it is
     is_ahead      it drafts at the end of a step for the next one
     level_s       of a further level of what it drafts then
     """

@@ -34,8 +34,8 @@ class HeadWatch:
     """Counts how many of the first drafts of each head begin as the text goes on.
 
     They are compared with the text whether they were verified or not. Until the verdict, heads are
-    asked for every request: the policy would stop asking a useless head, and no warning would name
-    it.
+    asked for a few requests whatever they bring: the policy would stop asking a useless head, and
+    no warning would name it.
     """
 
     __slots__ = ("_counts", "_given", "_num_queries", "_origins", "_watched")
@@ -57,7 +57,7 @@ class HeadWatch:
 
     @property
     def new(self) -> frozenset[str]:
-        """Heads that are to be asked for every request."""
+        """Heads that are to be asked whatever they bring."""
         return frozenset(self._watched if self._num_queries < MOST_QUERIES else ())
 
     def given(self, query: Query, proposals: Sequence[Proposal]) -> None:

@@ -61,6 +61,8 @@ EXPLORED_SHARE, FIRST_CREDIT_S, FIRST_CREDIT_STEPS, MOST_CREDIT = 0.01, 0.02, 2.
 # Warm-up: steps of each bucket that ask every drafter for one of the requests, at least, and at
 # most while the drafter would still pay if one more step brought so many tokens.
 LEAST_STEPS, MOST_STEPS, HOPED_FOR = 3, 64, 12.0
+# Requests that drafters on trial are asked for at a time: a head has to read the text of each.
+MOST_TRIED = 4
 # Part of its share of exploring that a drafter gets at least.
 LEAST_INTEREST = 0.1
 # Plans that a set of drafters is kept for; levels of how unlike others requests are, and the ratio
@@ -102,6 +104,7 @@ class _Request:
     accepted, expected  draft tokens of late, and as many as the estimates of all requests said
     num_tokens          of its text, up to which these have lost weight
     ratio               how many more draft tokens of it are accepted than of others
+    is_tried            drafters on trial are asked for it
     """
 
     kind: int
@@ -111,6 +114,7 @@ class _Request:
     expected: float = 0.0
     num_tokens: int = 0
     ratio: float = 1.0
+    is_tried: bool = False
 
     def grow_to(self, num_tokens: int) -> None:
         """The text has so many tokens now; with each the request is more like others again."""
@@ -245,7 +249,7 @@ class SpeculationPolicy:
             own, length_bucket = self._request(request), request.length_bucket
             own.grow_to(request.num_tokens)
             allowed = self._present if request.drafters is None else self._allowed(request)
-            on_trial, in_stage = self._new & allowed, self._in_stage & allowed
+            on_trial, in_stage = self._on_trial(own, allowed), self._in_stage & allowed
             now = (
                 self._paying(own, length_bucket, request, allowed, load) | on_trial
             ) & ~self._in_stage
@@ -274,6 +278,13 @@ class SpeculationPolicy:
         self._backed_off.clear()
         self._backoff = self._backoff_left = 0
         return self._as_plan(requests, costs, load, chosen)
+
+    def _on_trial(self, own: _Request, allowed: int) -> int:
+        """Bits of the drafters that are asked for a request to find out what they are."""
+        new = self._new & allowed
+        if new and not own.is_tried:
+            own.is_tried = sum(one.is_tried for one in self._requests.values()) < MOST_TRIED
+        return new if own.is_tried else 0
 
     def _paying(
         self, own: _Request, length_bucket: int, request: PlannedRequest, allowed: int, load: _Load
@@ -497,7 +508,8 @@ class SpeculationPolicy:
         load, own = self._load(max(num_running, 1), 0, True), self._request(request)
         allowed = self._allowed(request)
         # Nothing was accepted before its first step.
-        found = self._new & allowed | self._paying(own, length_bucket_of(0), request, allowed, load)
+        found = self._on_trial(own, allowed)
+        found |= self._paying(own, length_bucket_of(0), request, allowed, load)
         if not found and self._backoff_left > 0:
             self._backed_off.add(request.request_id)
         own.heads = (found & self._in_stage,) * NUM_LENGTH_BUCKETS

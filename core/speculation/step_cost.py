@@ -35,9 +35,11 @@ class StepCost:
 
     The curve of the rows is measured at the start, on an idle pipeline (`rows`, `seconds`). Rounds
     of a number of requests then say, by a line through their measurements, how much longer a
-    round takes, and how much dearer its rows are, than that curve says. Where the rows of a number
-    of requests were never varied, they cost what they do beside others; what was never seen at
-    all takes as much longer than the curve as a line over the numbers of requests says.
+    round takes, and how much dearer rows beside one for each request are, than that curve says.
+    Where no such rows were computed, they cost what they do beside other numbers of requests; what
+    was never seen at all takes as much longer than the curve as a line over the numbers of requests
+    says. Rounds of more requests take longer for other reasons than their rows, so they say nothing
+    of what rows cost.
     """
 
     __slots__ = ("_curve", "_curves", "_fits", "_grid", "_measured", "_offsets", "_xx", "_xy")
@@ -79,10 +81,11 @@ class StepCost:
         fit = self._fits.get(bucket_of(num_requests))
         if fit is None:
             return self._unseen(num_requests, self._curve)
-        least = self._at(num_requests)
-        slope = max(LEAST_SLOPE, fit.slope(self._slope, PRIOR_SQUARES * least * least))
-        seconds = fit.mean_y + slope * (self._curve - fit.mean_x)
-        return np.maximum(seconds, LEAST_SHARE * fit.mean_y)
+        plain = self._at(num_requests)
+        slope = max(LEAST_SLOPE, fit.slope(self._slope, PRIOR_SQUARES * plain * plain))
+        usual = plain + fit.mean_y
+        seconds = usual + slope * (self._curve - plain - fit.mean_x)
+        return np.maximum(seconds, LEAST_SHARE * usual)
 
     def seconds(self, num_requests: int, rows: npt.ArrayLike) -> Float64:
         """Expected seconds of rounds with so many rows, in the shape of `rows`."""
@@ -96,15 +99,17 @@ class StepCost:
         """Learn that a round of so many decoding requests and `rows` rows took `seconds`."""
         expected = float(self.seconds(num_requests, rows))
         seconds = min(seconds, OUTLIER * expected) if expected > 0 else seconds
-        measured = self._at(rows)
+        plain = self._at(num_requests)
+        # Of the rows beside one for each request, by the curve.
+        more = self._at(rows) - plain
         fit = self._fits.get(bucket_of(num_requests))
         if fit is None:
             fit = self._fits[bucket_of(num_requests)] = LineFit(DECAY)
-            fit.record(measured, expected, PRIOR_ROUNDS)
-        xx, xy = fit.record(measured, seconds)
+            fit.record(more, expected - plain, PRIOR_ROUNDS)
+        xx, xy = fit.record(more, seconds - plain)
         self._xx = DECAY * self._xx + xx
         self._xy = DECAY * self._xy + xy
-        self._offsets.record(num_requests, seconds - self._slope * measured)
+        self._offsets.record(num_requests, seconds - plain - self._slope * more)
         self._curves.clear()
 
     @property
@@ -115,11 +120,12 @@ class StepCost:
 
     def _unseen(self, num_requests: int, measured: npt.ArrayLike) -> Float64:
         """What rounds take that the curve says `measured` of, as other numbers of requests tell."""
-        line = self._offsets
+        line, plain = self._offsets, self._at(num_requests)
         away = num_requests - line.mean_x
         offset = line.mean_y + line.slope(0.0, num_requests**2) * away
         measured = np.asarray(measured)
-        return np.maximum(self._slope * measured + offset, LEAST_SHARE * measured)
+        seconds = plain + offset + self._slope * (measured - plain)
+        return np.maximum(seconds, LEAST_SHARE * measured)
 
     def _at(self, rows: int) -> float:
         seconds = self._measured.get(rows)

@@ -420,6 +420,23 @@ def test_what_is_new_is_asked_whatever_it_brings_and_what_is_gone_never() -> Non
     assert simulation.num_asked["head", requests[0]] < 115
 
 
+def test_what_is_new_is_tried_on_few_requests() -> None:
+    """A head has to read the whole text of each."""
+    new = DraftCost(0.001, 0.001, 0.0, is_new=True)
+    simulation = Simulation({"head": Guess(lambda _request: 0.0, cost=new)})
+    wishes = [PlannedRequest(one, 0.0, None, 100, 100) for one in REQUESTS]
+    expected = [bool(simulation.policy.expected(wish, {"head": new}, 1)) for wish in wishes]
+    assert expected == [True] * 4 + [False] * 4
+    for _ in range(10):
+        simulation.round(REQUESTS)
+    assert [simulation.num_asked.get(("head", one), 0) for one in REQUESTS] == [10] * 4 + [0] * 4
+    simulation.policy.forget(REQUESTS[1])
+    left = [one for one in REQUESTS if one != REQUESTS[1]]
+    simulation.round(left)
+    asked = [simulation.num_asked.get(("head", one), 0) for one in left]
+    assert asked == [11] * 3 + [1] + [0] * 3
+
+
 def test_an_engine_without_drafters_expects_and_asks_nobody() -> None:
     policy, wish = SpeculationPolicy(), PlannedRequest("r", 0.0, None, 2, 2)
     assert policy.expected(wish, {}, 1) == frozenset()

@@ -100,3 +100,23 @@ def test_a_slow_round_of_a_new_number_of_requests_says_little() -> None:
     for _ in range(50):
         cost.record(30, 30, 0.084)
     assert cost.seconds(30, 30) == pytest.approx(0.084, rel=0.02)
+
+
+def test_more_requests_do_not_tell_what_rows_cost() -> None:
+    """They bring contexts of their own, and rounds of late are longer than those before."""
+    rng = np.random.default_rng(5)
+    cost = StepCost([1, 64], [0.004, 0.075])
+    for number in range(400):
+        count = int(rng.integers(24, 33))
+        longer = 1.2 + 0.1 * np.sin(number / 30) + 0.05 * (count - 28) + 0.02 * rng.standard_normal()
+        cost.record(count, count, cost.idle_seconds(count) * longer)
+        plain, drafted = cost.seconds(32, [32, 40])
+        idle_s = cost.idle_seconds(40) - cost.idle_seconds(32)
+        assert drafted - plain == pytest.approx(idle_s, rel=0.05)
+    assert plain == pytest.approx(1.4 * cost.idle_seconds(32), rel=0.15)
+    # Rows that were computed do.
+    for _ in range(40):
+        cost.record(32, 48, plain + 2 * (cost.idle_seconds(48) - cost.idle_seconds(32)))
+        cost.record(32, 32, plain)
+    plain, drafted = cost.seconds(32, [32, 40])
+    assert drafted - plain == pytest.approx(2 * idle_s, rel=0.2)

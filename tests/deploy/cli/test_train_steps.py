@@ -148,7 +148,7 @@ def networks(checkpoint: Path) -> dict[str, FeatureHeadConfig | SpecFormerConfig
 
 # The highest rate, the share of the run in which it rises, and what AdamW divides by at least.
 STEPS = {
-    ("griffin", None): (1e-3, 0.1, 1e-8),
+    ("griffin", None): (1e-3, 0.02, 1e-8),
     ("griffin", "paper"): (3e-5, 0.1, 1e-8),
     ("griffin", "released"): (5e-5, 0.1, 1e-8),
     ("specformer", "paper"): (5e-4, 0.05, 1e-2),
