@@ -120,7 +120,9 @@ def test_drafters_of_papers_have_their_trees() -> None:
 
 @pytest.mark.parametrize("kind", ["head", "mtp"])
 def test_heads_of_papers_have_eagle_2s_tree(kind: str) -> None:
-    given = {"kind": kind, "profile": "paper"} | ({"model": "demo-griffin"} if kind == "head" else {})
+    given = {"kind": kind, "profile": "paper"} | (
+        {"model": "demo-griffin"} if kind == "head" else {}
+    )
     config = EngineConfig.model_validate({"model": "demo", "drafters": [given]})
     assert config.drafters[0].max_nodes == config.tree_nodes == 60
     assert config.node_budget == "ordered"

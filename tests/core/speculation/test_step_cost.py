@@ -108,7 +108,9 @@ def test_more_requests_do_not_tell_what_rows_cost() -> None:
     cost = StepCost([1, 64], [0.004, 0.075])
     for number in range(400):
         count = int(rng.integers(24, 33))
-        longer = 1.2 + 0.1 * np.sin(number / 30) + 0.05 * (count - 28) + 0.02 * rng.standard_normal()
+        longer = (
+            1.2 + 0.1 * np.sin(number / 30) + 0.05 * (count - 28) + 0.02 * rng.standard_normal()
+        )
         cost.record(count, count, cost.idle_seconds(count) * longer)
         plain, drafted = cost.seconds(32, [32, 40])
         idle_s = cost.idle_seconds(40) - cost.idle_seconds(32)

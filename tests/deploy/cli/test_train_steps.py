@@ -74,10 +74,7 @@ def row_loss(
         distance = torch.where(distance < 1, distance**2 / 2, distance - 0.5)
     log_probs = (output @ said.predict[0]).log_softmax(-1)
     wanted = (output @ state).softmax(-1)
-    if weights.is_one_hot:
-        entropy = -log_probs[token]
-    else:
-        entropy = -(wanted * log_probs).sum()
+    entropy = -log_probs[token] if weights.is_one_hot else -(wanted * log_probs).sum()
     best = wanted.argsort(descending=True)[: weights.num_best]
     return (
         weights.feature * distance.mean()
