@@ -105,6 +105,7 @@ class _Request:
     num_tokens          of its text, up to which these have lost weight
     ratio               how many more draft tokens of it are accepted than of others
     is_tried            drafters on trial are asked for it
+    explored            bits of heads that draft for the next step to be explored
     """
 
     kind: int
@@ -115,6 +116,7 @@ class _Request:
     num_tokens: int = 0
     ratio: float = 1.0
     is_tried: bool = False
+    explored: int = 0
 
     def grow_to(self, num_tokens: int) -> None:
         """The text has so many tokens now; with each the request is more like others again."""
@@ -132,11 +134,25 @@ class _Chosen(NamedTuple):
     asked     before this step
     heads     of the last stage, which draft for the next step, by the accepted length of this one
     explored  of those asked, the ones that are not known to pay
+    read      of those asked, heads that drafted to be explored
+    ordered   heads that are to draft for that
     """
 
     asked: list[int]
     heads: list[Sequence[int]]
     explored: list[int]
+    read: list[int]
+    ordered: list[int]
+
+    @property
+    def is_exploring(self) -> bool:
+        """Whether nothing is asked for another reason, or drafted where nothing is accepted."""
+        asked = zip(self.asked, self.explored, self.read, strict=True)
+        heads = zip(self.heads, self.ordered, strict=True)
+        return not (
+            any(bits & ~(explored | read) for bits, explored, read in asked)
+            or any(after[length_bucket_of(0)] & ~ordered for after, ordered in heads)
+        )
 
 
 class _Load(NamedTuple):
@@ -244,7 +260,7 @@ class SpeculationPolicy:
         if self._num_plans % KEPT_PLANS == 0:
             self._sets.clear()
             self._lengths.value_buckets()
-        chosen = _Chosen([], [], [0] * len(requests))
+        chosen = _Chosen([], [], [0] * len(requests), [], [0] * len(requests))
         for request in requests:
             own, length_bucket = self._request(request), request.length_bucket
             own.grow_to(request.num_tokens)
@@ -264,20 +280,25 @@ class SpeculationPolicy:
                 after += NO_HEADS[len(after) :]
             chosen.asked.append(now)
             chosen.heads.append(after)
+            chosen.read.append(own.explored & now if request.heads_drafted else 0)
         if len(requests) > 1:
             self._drop_unshared(requests, chosen.asked, load)
+        # What exploring is expected to take; heads that drafted for it have paid for that.
+        explored_s = dict.fromkeys(_bits_of(int(np.bitwise_or.reduce(chosen.read))), 0.0)
         for drafter in _bits_of(self._present & ~self._new):
-            self._explore(drafter, requests, chosen, load)
-        for request, bits, after in zip(requests, chosen.asked, chosen.heads, strict=True):
+            if seconds := self._explore(drafter, requests, chosen, load):
+                explored_s[drafter] = seconds
+        decided = zip(requests, chosen.asked, chosen.heads, chosen.ordered, strict=True)
+        for request, bits, after, ordered in decided:
             own = self._requests[request.request_id]
             own.known |= bits
-            own.heads = after
+            own.heads, own.explored = after, ordered
         if not any(chosen.asked) and not any(map(any, chosen.heads)):
             self._back_off(request.request_id for request in requests)
             return NOBODY
         self._backed_off.clear()
         self._backoff = self._backoff_left = 0
-        return self._as_plan(requests, costs, load, chosen)
+        return self._as_plan(requests, costs, load, chosen, explored_s)
 
     def _on_trial(self, own: _Request, allowed: int) -> int:
         """Bits of the drafters that are asked for a request to find out what they are."""
@@ -344,14 +365,14 @@ class SpeculationPolicy:
 
     def _explore(
         self, drafter: int, requests: Sequence[PlannedRequest], chosen: _Chosen, load: _Load
-    ) -> None:
+    ) -> float:
         """Ask a drafter for one request more while it is new to a bucket, and for as many as the
-        seconds that were saved up allow where it is left out."""
-        bit, count = 1 << drafter, len(requests)
-        asked, heads, explored = chosen
+        seconds that were saved up allow where it is left out; how many of these that takes."""
+        bit, count, charged_s = 1 << drafter, len(requests), 0.0
+        asked, heads, explored, _, ordered = chosen
         is_head = bool(self._in_stage & bit)
         if not is_head and all(bits & bit for bits in asked):
-            return
+            return 0.0
         message_s, query_s, open_s = self._seconds[drafter].tolist()
         if self._num_plans % KEPT_PLANS == 0:
             self._interests[drafter] = self._interest(drafter, load)
@@ -385,7 +406,9 @@ class SpeculationPolicy:
                     break
                 # One bad try does not end exploring for long.
                 self._credit_s[drafter] = max(left_s - spent_s, -self._most_credit_s)
-                due = left_out
+                due, charged_s = left_out, spent_s
+                if is_head:
+                    ordered[place] |= bit
             if is_head:
                 orders = [bits | bit * (one in due) for one, bits in enumerate(heads[place])]
                 heads[place] = orders
@@ -393,6 +416,7 @@ class SpeculationPolicy:
                 asked[place] |= bit
                 explored[place] |= bit
             self._turns[drafter] = place + 1
+        return charged_s
 
     def _is_warming_up(self, drafter: int, own: _Request, length_bucket: int, load: _Load) -> bool:
         """Whether little is known of a drafter, which may still pay beyond all that take less."""
@@ -429,8 +453,9 @@ class SpeculationPolicy:
         costs: Mapping[str, DraftCost],
         load: _Load,
         chosen: _Chosen,
+        explored_s: Mapping[int, float],
     ) -> DraftPlan:
-        asked, heads, explored = chosen
+        asked, heads, explored, *_ = chosen
         ids = [request.request_id for request in requests]
         length_buckets = [request.length_bucket for request in requests]
         self._bucket_counts *= BUCKET_DECAY
@@ -467,6 +492,9 @@ class SpeculationPolicy:
             by_drafter,
             self._probes.choose(by_drafter, token_s, lambda rows: rows * load.row_s),
             trials,
+            explored_s={self._names[drafter]: seconds for drafter, seconds in explored_s.items()}
+            if chosen.is_exploring
+            else {},
             heads=orders,
             head_counts=counts,
             level_tokens={name: level_tokens(costs[name].level_s, token_s) for name in orders},
@@ -701,12 +729,15 @@ class SpeculationPolicy:
         rest_s = (step_s - drafting_s if is_alone else outcome.seconds) - outcome.ahead_s
         count = len(outcome.trees)
         if step_s > 0 and count and not (outcome.num_prompt_rows or outcome.is_pipelined):
-            self._learn_cost(outcome, count, max(rest_s, 0.0))
+            # A step that asked takes longer than one that did not, also if nothing was verified.
+            if outcome.num_rows > count or not batch.plan.by_drafter:
+                self._learn_cost(outcome, count, max(rest_s, 0.0))
             plain_s = self._step_s(count)
             self._spent_s += RATIO_WEIGHT * (step_s - self._spent_s)
             tokens_s = plain_s * outcome.num_tokens / count
             self._plain_s += RATIO_WEIGHT * (tokens_s - self._plain_s)
             self._save_up(step_s, plain_s)
+            self._charge(batch.plan.explored_s, step_s - tokens_s)
         elif outcome.is_pipelined:
             self._save_up(now - before, self._step_s(count))
         self._last_passes = outcome.num_passes
@@ -731,6 +762,15 @@ class SpeculationPolicy:
         share = more / max(int(saving.sum()), 1)
         self._credit_s[saving] += share * self._interests[saving]
         self._probes.save_up(more)
+
+    def _charge(self, explored_s: Mapping[str, float], taken_s: float) -> None:
+        """A step that only explored took so much longer than plain decoding of its tokens: drafters
+        owe what they were not charged for."""
+        owed_s = max(taken_s - sum(explored_s.values()), 0.0) / max(len(explored_s), 1)
+        for name in explored_s:
+            drafter = self.table.source_id(name)
+            left_s = float(self._credit_s[drafter]) - owed_s
+            self._credit_s[drafter] = max(left_s, -self._most_credit_s)
 
     @property
     def _most_credit_s(self) -> float:

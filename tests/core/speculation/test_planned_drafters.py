@@ -39,6 +39,26 @@ def test_requests_that_are_tried_together_pay_for_their_message() -> None:
     assert 0 < simulation.spent["useless"] - before < 1.25 * EXPLORED_SHARE * 20.0
 
 
+class LongerSteps(Simulation):
+    """A step that asks takes 5 ms that no drafter tells of."""
+
+    untold_s = 0.0
+
+    def _ask(self, by_drafter: Mapping[str, Sequence[str]]) -> float:
+        if by_drafter:
+            self.now += 0.005
+            self.untold_s += 0.005
+        return super()._ask(by_drafter)
+
+
+def test_drafters_that_are_tried_pay_for_what_steps_take_longer() -> None:
+    simulation = LongerSteps({"useless": Guess(lambda _request: 0.0)})
+    simulation.run(REQUESTS[:1], 5.0)
+    before = simulation.untold_s
+    simulation.run(REQUESTS[:1], 20.0)
+    assert 0 < simulation.untold_s - before < 1.25 * EXPLORED_SHARE * 20.0
+
+
 def test_where_nobody_pays_most_steps_go_without_a_plan() -> None:
     """Also where requests come and go, and where they take turns."""
     cost = DraftCost(0.001, 0.001, 0.0)
