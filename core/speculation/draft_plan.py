@@ -44,7 +44,7 @@ class DraftPlan:
                   asked
     probing       of these, the requests whose probes go into the step
     trials        of these, the requests for which the drafter is not known to pay
-    explored_s    seconds that the step is expected to take longer for each drafter that is explored;
+    explored_s    seconds that the step is expected to take longer for each explored drafter;
                   empty if any is asked for another reason
     heads         of the last stage's heads, which draft at the end of this step for the next one:
                   by request, after which accepted lengths they do, bits of
