@@ -23,8 +23,9 @@ from draftline.training.heads.feature_passes import (
     train_passes,
 )
 from draftline.training.heads.target import TextBatch
+from support.fakes.drafted_keys import DraftedKeys
 from support.inputs import head_checkpoints as published
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 ROWS = 6
@@ -36,19 +37,6 @@ def head(kind: str) -> FeatureHead:
     made = FeatureHead(feature_head_config(CheckpointKind(kind), shapes, published.LLAMA))
     made.load_state_dict(published.tensors(shapes))
     return made
-
-
-class DraftedKeys:
-    """What a drafter attends: the rows that it was given one by one."""
-
-    def __init__(self) -> None:
-        self.kept: list[tuple[Tensor, Tensor]] = []
-
-    def __call__(self, _layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        self.kept.append((keys, values))
-        keys, values = (torch.cat(parts) for parts in zip(*self.kept, strict=True))
-        parts = (part.transpose(0, 1) for part in (queries, keys, values))
-        return functional.scaled_dot_product_attention(*parts, enable_gqa=True).transpose(0, 1)
 
 
 @pytest.mark.parametrize("kind", SHAPES)

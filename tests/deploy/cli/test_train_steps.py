@@ -18,10 +18,10 @@ from draftline.models.load.model_info import read_model_info
 from draftline.training.heads.feature_passes import LossWeights, PassPlan, train_passes
 from draftline.training.heads.target import TextBatch
 from draftline.training.heads.trainer import HeadPlan, HeadRun
+from support.fakes.drafted_keys import DraftedKeys
 from support.inputs import head_checkpoints as published
 from support.inputs.tiny_heads import griffin, spec_former, texts
 from torch import Tensor, nn
-from torch.nn import functional
 
 HIDDEN, VOCAB, ROWS = published.HIDDEN, 40, 10
 SHAPES = {
@@ -38,25 +38,12 @@ def plan_of(kind: str, recipe: str | None, width: int) -> HeadPlan:
     return head_plan(job, head_recipe(kind, job), width)
 
 
-class DraftedRows:
-    """Attention of one row to those that were computed one by one before it, and to itself."""
-
-    def __init__(self) -> None:
-        self._kept: list[tuple[Tensor, Tensor]] = []
-
-    def __call__(self, _layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        self._kept.append((keys, values))
-        keys, values = (torch.cat(parts) for parts in zip(*self._kept, strict=True))
-        parts = (part.transpose(0, 1) for part in (queries, keys, values))
-        return functional.scaled_dot_product_attention(*parts, enable_gqa=True).transpose(0, 1)
-
-
 def drafted(
     head: FeatureHead, embeddings: Tensor, streams: Sequence[Tensor], row: int
 ) -> HeadOutput:
     """What a head says for a row after as many drafts as there are streams beside the first: they
     stand behind the target's features, each with what the pass before it said."""
-    depth, seen, said = len(streams) - 1, DraftedRows(), None
+    depth, seen, said = len(streams) - 1, DraftedKeys(), None
     for place in range(row + 1):
         part = slice(place, place + 1)
         stream = streams[max(place - (row - depth), 0)]
