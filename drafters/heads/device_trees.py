@@ -4,6 +4,8 @@
 Here shapes are fixed. The device itself takes the candidates of a level, ranks them with the
 requests' noise, and chooses the nodes that go on, as `drafters/model/` does it on the host:
 `TreeJob`, `rank_siblings` and `DynamicExpansion` in tensors. The host copies all levels at the end.
+`TreeGraph` is of heads that draft level by level, `LevelsGraph` of those that say all levels at
+once.
 
 A graph is captured when its size is first needed.
 """
@@ -14,18 +16,17 @@ import logging
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from ...core.arrays import ROOT, Int32
 from ...core.errors import place_of
 from ...core.proposals import Proposal
 from ...core.sampling import sampling_rows
-from ...kernels.device_tables import ALIGNMENT, StagedBuffer, aligned
+from ...kernels.device_tables import StagedBuffer, aligned
 from ...kernels.sampling.sampler import KernelSampler
 from ...kernels.sampling.tables import SamplingTables
 from ...models.attention.step_attention import PagedKv
@@ -33,9 +34,10 @@ from ...models.stage.gpu_path import Capture, Work
 from ..model.expansion import BestFirstExpansion
 from ..model.text_distribution import TextDistribution
 from ..model.tree_job import OVERSAMPLE
-from .networks.head_network import FeatureNetwork, HeadNetwork, SpecFormerNetwork
-from .networks.kept_keys import KeptKeys, sides_of
-from .networks.parallel_networks import MedusaNetwork
+from .graph_attention import GatheredTexts, RowsBehind, TreeAttention
+from .networks.block_network import DSparkNetwork
+from .networks.head_network import FeatureNetwork, HeadNetwork, ParallelNetwork, TextEnds
+from .networks.kept_keys import KeptKeys
 from .options import BEST_FIRST, DYNAMIC, MOST_CHILDREN, HeadOptions
 
 # In a pass. More keep a GPU busy for longer than their launches take.
@@ -46,8 +48,6 @@ LEAST_CONTEXT, MOST_CONTEXTS = 256, 2**16
 MOST_GRAPHS = 64
 
 logger = logging.getLogger(__name__)
-
-ParallelNetwork = SpecFormerNetwork | MedusaNetwork
 
 
 class TextEnd(NamedTuple):
@@ -94,27 +94,31 @@ def device_trees(
 ) -> DeviceTrees | None:  # fmt: skip
     """Of a head whose trees a graph can grow; None for others, and where nothing is captured.
 
-    These are EAGLE-2's trees of heads that draft level by level, and trees of the best nodes of
-    heads that say all levels by the text's last row alone. `said`: what any row said, [1, width].
+    These are EAGLE-2's trees of heads that draft level by level, unless their confidence ends them,
+    and trees of the best nodes of heads that say all levels at once. `said`: what any row said,
+    [1, width].
     """
+    if capture is None:
+        return None
     tree = options.of_head(says_all_levels=network.says_all_levels).tree
-    if isinstance(network, FeatureNetwork):
-        fits = tree == DYNAMIC and not network.says_all_levels and options.top_k <= vocab_size
-    elif isinstance(network, ParallelNetwork):
+    if isinstance(network, ParallelNetwork):
         fits = tree == BEST_FIRST
+    elif isinstance(network, FeatureNetwork | DSparkNetwork):
+        fits = tree == DYNAMIC and options.top_k <= vocab_size and not options.min_confidence
     else:
         return None
-    if capture is None or not fits:
-        return None
-    return DeviceTrees(name, network, kv, said, vocab_size, options, capture)
+    return DeviceTrees(name, network, kv, said, vocab_size, options, capture) if fits else None
+
+
+GraphNetwork = FeatureNetwork | DSparkNetwork | ParallelNetwork
 
 
 class DeviceTrees:
     """Trees of one head, whose texts are in one cache. One thread uses it."""
 
     def __init__(
-        self, name: str, network: FeatureNetwork | ParallelNetwork, kv: PagedKv, said: Tensor,
-        vocab_size: int, options: HeadOptions, capture: Capture,
+        self, name: str, network: GraphNetwork, kv: PagedKv, said: Tensor, vocab_size: int,
+        options: HeadOptions, capture: Capture,
     ) -> None:  # fmt: skip
         """`name`: the `source` of its proposals; `said`: what any row said, [1, width]."""
         self._name, self._network, self._kv, self._said = name, network, kv, said
@@ -162,8 +166,7 @@ class DeviceTrees:
             samples=bool(params),
             filters=any(0 < one.top_k < self._vocab_size or one.top_p < 1 for one in params),
         )  # fmt: skip
-        rows = size.requests * (size.width if size.context else size.levels)
-        if rows > MOST_ROWS or size.requests * size.context > MOST_CONTEXTS:
+        if self._num_rows(size) > MOST_ROWS or size.requests * size.context > MOST_CONTEXTS:
             return None
         graph = self._graph(size)
         if graph is None:
@@ -176,15 +179,23 @@ class DeviceTrees:
         self, num_texts: int, longest: int, max_nodes: int, *, samples: bool, filters: bool
     ) -> GraphSize:
         """The size of a graph for so many texts, the longest one, and the largest tree."""
-        requests = power_of_two(num_texts)
-        if self._network.says_all_levels:
-            # Rows of a level are those of a sampling table, whose addresses have to be aligned.
-            requests = max(requests, ALIGNMENT)
-            width = min(power_of_two(max_nodes), MOST_CHILDREN, self._vocab_size)
-            return GraphSize(requests, 0, self._num_levels, width, samples, filters)
+        requests, network = power_of_two(num_texts), self._network
         context = power_of_two(max(longest, LEAST_CONTEXT))
-        levels = min(self._num_levels, max_nodes)
-        return GraphSize(requests, context, levels, self._top_k, samples, filters)
+        levels, width = min(self._num_levels, max_nodes), self._top_k
+        if isinstance(network, ParallelNetwork):
+            levels = self._num_levels
+            width = min(power_of_two(max_nodes), MOST_CHILDREN, self._vocab_size)
+            context = context if network.num_behind(levels) else 0
+        return GraphSize(requests, context, levels, width, samples, filters)
+
+    def _num_rows(self, size: GraphSize) -> int:
+        """Rows of the largest pass."""
+        network, a_level = self._network, size.width
+        if isinstance(network, ParallelNetwork):
+            a_level = max(size.levels, network.num_behind(size.levels))
+        elif isinstance(network, DSparkNetwork):
+            a_level = max(size.width, network.num_behind(size.levels))
+        return size.requests * a_level
 
     def _graph(self, size: GraphSize) -> HeadGraph | None:
         """The graph of this size; None where it cannot be captured."""
@@ -213,10 +224,11 @@ class DeviceTrees:
         return graph
 
     def _made(self, size: GraphSize) -> HeadGraph:
-        network, sampler = self._network, self._sampler
-        if isinstance(network, FeatureNetwork):
-            return TreeGraph(network, self._kv, sampler, self._vocab_size, self._said, size)
-        return LevelsGraph(network, sampler, self._vocab_size, self._said, size)
+        network = self._network
+        shared = self._kv, self._sampler, self._vocab_size, self._said, size
+        if isinstance(network, ParallelNetwork):
+            return LevelsGraph(network, *shared)
+        return TreeGraph(network, *shared)
 
 
 def power_of_two(count: int) -> int:
@@ -232,18 +244,19 @@ class HeadGraph(ABC):
     """
 
     def __init__(
-        self, sampler: KernelSampler, vocab_size: int, said: Tensor, size: GraphSize, rows_each: int
-    ) -> None:
-        """`rows_each`: rows of a request in a level. Its owner captures `grow`."""
-        self._sampler, self._size, self._rows_each = sampler, size, rows_each
+        self, kv: PagedKv, sampler: KernelSampler, vocab_size: int, said: Tensor, size: GraphSize,
+        rows_each: int, stride: int,
+    ) -> None:  # fmt: skip
+        """`rows_each`: rows of a request in a level; `stride`: of a level in the sampling tables.
+        Its owner captures `grow`."""
+        self._kv, self._sampler, self._size = kv, sampler, size
+        self._rows_each, self._stride = rows_each, stride
         self._num_top = min(size.width * (OVERSAMPLE if size.samples else 1), vocab_size)
-        # Rows of a level in the tables, so that those of each begin at an aligned address.
-        self._stride = aligned(size.requests * rows_each)
         self._tables = SamplingTables(size.levels * self._stride, vocab_size, said.device)
         self._tables.samples, self._tables.filters = size.samples, size.filters
         sizes = {
             "slots": size.requests * size.context, "lengths": size.requests,
-            "positions": size.requests,
+            "positions": size.requests, "tokens": size.requests,
         }  # fmt: skip
         self._inputs = StagedBuffer(sum(map(aligned, sizes.values())), said.device)
         self._sections = StagedBuffer.sections(sizes)
@@ -275,7 +288,9 @@ class HeadGraph(ABC):
                 line[: len(end.slots)], line[len(end.slots) :] = end.slots, end.slots[0]
         positions = np.array([end.position for end in ends])
         host[self._sections["lengths"]] = [len(end.slots) for end in ends]
-        host[self._sections["positions"]] = positions
+        # Of the last tokens, which stand behind the last rows.
+        host[self._sections["positions"]] = positions + 1
+        host[self._sections["tokens"]] = [end.token for end in ends]
         self._inputs.send(len(host))
         ways = [end.distribution for end in ends]
         counts = np.full(len(ends), self._rows_each, dtype=np.int32)
@@ -293,6 +308,16 @@ class HeadGraph(ABC):
 
     def _input(self, name: str) -> Tensor:
         return self._inputs.device[self._sections[name]]
+
+    def _ends(self) -> TextEnds:
+        """Of the texts, on the device."""
+        tokens, positions = self._input("tokens").long(), self._input("positions").long()
+        return TextEnds(tokens, positions, self._said)
+
+    def _texts(self, num_behind: int) -> GatheredTexts:
+        """The texts, with room for so many rows behind each."""
+        slots, lengths = self._input("slots"), self._input("lengths")
+        return GatheredTexts(self._kv, slots, lengths, self._size.context, num_behind)
 
     def _candidates(self, logits: Tensor, tables: SamplingTables) -> tuple[Tensor, Tensor]:
         """The candidates after each row, best first, and their log-probabilities given the noise:
@@ -318,13 +343,13 @@ class HeadGraph(ABC):
 
 
 class LevelsGraph(HeadGraph):
-    """The levels of a head that says all of them by the text's last row, in one pass."""
+    """The levels of a head that says all of them in one pass."""
 
     def __init__(
-        self, network: ParallelNetwork, sampler: KernelSampler, vocab_size: int, said: Tensor,
-        size: GraphSize,
+        self, network: ParallelNetwork, kv: PagedKv, sampler: KernelSampler, vocab_size: int,
+        said: Tensor, size: GraphSize,
     ) -> None:  # fmt: skip
-        super().__init__(sampler, vocab_size, said, size, rows_each=1)
+        super().__init__(kv, sampler, vocab_size, said, size, rows_each=1, stride=size.requests)
         self._network = network
         # Tokens, and their log-probabilities.
         shape = 2, size.levels * size.requests, size.width
@@ -332,7 +357,10 @@ class LevelsGraph(HeadGraph):
 
     def grow(self) -> None:
         """The work that is captured."""
-        logits = self._network.logits_of_levels(self._said)[:, : self._size.levels]
+        network, levels = self._network, self._size.levels
+        num_behind = network.num_behind(levels)
+        attention = RowsBehind(self._texts(num_behind), num_behind, network.is_seen)
+        logits = network.logits_of_levels(self._ends(), levels, attention)
         rows = logits.transpose(0, 1).flatten(0, 1)
         ids, given = self._candidates(rows, self._tables.part(0, len(rows)))
         self._grown.copy_(torch.stack([ids.int(), given.view(torch.int32)]))
@@ -359,37 +387,31 @@ class TreeGraph(HeadGraph):
     W candidates."""
 
     def __init__(
-        self, network: FeatureNetwork, kv: PagedKv, sampler: KernelSampler, vocab_size: int,
-        said: Tensor, size: GraphSize,
+        self, network: FeatureNetwork | DSparkNetwork, kv: PagedKv, sampler: KernelSampler,
+        vocab_size: int, said: Tensor, size: GraphSize,
     ) -> None:  # fmt: skip
-        super().__init__(sampler, vocab_size, said, size, rows_each=size.width)
-        self._network, self._kv = network, kv
+        width = size.width
+        # Rows of each level begin at an aligned address.
+        stride = aligned(size.requests * width)
+        super().__init__(kv, sampler, vocab_size, said, size, rows_each=width, stride=stride)
+        self._network = network
         # Of each level: tokens and log-probabilities of W candidates after each of W nodes, and
         # which of them go on.
-        shape = size.requests, size.levels, 2 * size.width**2 + size.width
+        shape = size.requests, size.levels, 2 * width**2 + width
         self._grown = torch.zeros(shape, dtype=torch.int32, device=said.device)
 
     def grow(self) -> None:
         """The work that is captured."""
         requests, width, device = self._size.requests, self._size.width, self._said.device
-        slots, lengths = self._input("slots"), self._input("lengths")
-        attention = TreeAttention(self._kv, slots, lengths, self._size)
-        positions = self._input("positions").long()[:, None].expand(-1, width).flatten()
+        levels = self._begun()
         # The first level has one node, the root. So that it is a level like the others, it has
         # copies of no probability, whose candidates never go on and are not proposed.
-        said = self._said[:, None].expand(-1, width, -1).flatten(0, 1)
         paths = torch.full((requests, width), -torch.inf, dtype=torch.float64, device=device)
         paths[:, 0] = 0.0
-        tokens = picks = positions
+        logits = levels.first()
         for level in range(self._size.levels):
-            if level:
-                parents = picks // width
-                attention.begin_level(parents)
-                rows = parents[..., None].expand(-1, -1, said.shape[-1])
-                before = said.unflatten(0, (requests, width)).gather(1, rows).flatten(0, 1)
-                said = self._network.behind(before, tokens.flatten(), positions + level, attention)
             tables = self._tables.part(level * self._stride, requests * width)
-            ids, given = self._candidates(self._network.logits(said), tables)
+            ids, given = self._candidates(logits, tables)
             ids, given = ids.reshape(requests, -1), given.reshape(requests, -1)
             paths = (paths[..., None] + given.double().unflatten(1, (width, width))).flatten(1)
             # Of equal paths those of earlier nodes go on.
@@ -397,6 +419,16 @@ class TreeGraph(HeadGraph):
             paths, tokens = paths.gather(1, picks), ids.gather(1, picks)
             packed = [ids.int(), given.view(torch.int32), picks.int()]
             self._grown[:, level] = torch.cat(packed, dim=1)
+            if level + 1 < self._size.levels:
+                logits = levels.behind(picks // width, tokens)
+
+    def _begun(self) -> DraftLevels:
+        network, size = self._network, self._size
+        if isinstance(network, FeatureNetwork):
+            texts = self._texts((size.levels - 1) * size.width)
+            return FeatureLevels(network, self._ends(), texts, size.width)
+        texts = self._texts(network.num_behind(size.levels))
+        return MarkovLevels(network, self._ends(), texts, size.width)
 
     def propose(self, name: str, ends: Sequence[TextEnd], depths: Sequence[int]) -> list[Proposal]:
         """As `HeadGraph`."""
@@ -432,51 +464,78 @@ class TreeGraph(HeadGraph):
         )
 
 
-class TreeAttention:
-    """An `Attend` (`models/heads/head_layer.py`) of the rows of a level of all trees, [R * W]: each
-    sees its text and its path.
+class DraftLevels(Protocol):
+    """What a head says of one level of all trees after the other: float32 [R * W, vocabulary]."""
 
-    Texts are gathered once, with room for the trees behind them.
-    """
+    def first(self) -> Tensor:
+        """Of what follows the roots, W times each."""
+        ...
 
-    def __init__(self, kv: PagedKv, slots: Tensor, lengths: Tensor, size: GraphSize) -> None:
-        """`slots` int32 [R * context], of which texts have the first `lengths`, int32 [R]."""
-        self._shape = requests, width = size.requests, size.width
-        self._end = size.context
-        # [sides, R, kv_heads, context + nodes, head_dim] of each layer
-        self._stores: list[Tensor] = []
-        for layer in range(len(kv.layers)):
-            pairs = kv.gather(layer, slots).unflatten(0, (requests, size.context))
-            heads, head_dim = pairs.shape[3:]
-            num_columns = size.context + (size.levels - 1) * width
-            store = pairs.new_empty(pairs.shape[2], requests, heads, num_columns, head_dim)
-            store[:, :, :, : size.context] = pairs.permute(2, 0, 3, 1, 4)
-            self._stores.append(store)
-        columns = torch.arange(size.context, device=slots.device)
-        # bool [R, W, columns]: what each row of the level sees.
-        self._mask = (columns < lengths[:, None])[:, None].expand(-1, width, -1)
-        self._own = torch.eye(width, dtype=torch.bool, device=slots.device).expand(requests, -1, -1)
+    def behind(self, parents: Tensor, tokens: Tensor) -> Tensor:
+        """Of what follows the next level's nodes: their parents in the last one, and their tokens,
+        int64 [R, W]."""
+        ...
 
-    def begin_level(self, parents: Tensor) -> None:
-        """The rows of the next level, each behind one of the last: int64 [R, W]."""
-        lines = parents[..., None].expand(-1, -1, self._mask.shape[-1])
-        self._mask = torch.cat([self._mask.gather(1, lines), self._own], dim=-1)
-        self._end += self._shape[1]
 
-    def __call__(self, index: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """[R * W, heads, head_dim]: what each row attends to."""
-        store = self._stores[index]
-        own = slice(self._end - self._shape[1], self._end)
-        sides = sides_of(keys, values).unflatten(1, self._shape)
-        store[:, :, :, own] = sides.transpose(2, 3)
-        # Query heads are folded into the rows of their key's head: no key is repeated.
-        kv_heads = keys.shape[1]
-        share = queries.shape[1] // kv_heads
-        grouped = queries.view(*self._shape, kv_heads, share, -1)
-        found = scaled_dot_product_attention(
-            grouped.permute(0, 2, 3, 1, 4).flatten(2, 3),
-            store[0, :, :, : self._end],
-            store[-1, :, :, : self._end],
-            attn_mask=self._mask.repeat(1, share, 1)[:, None],
+class FeatureLevels:
+    """Nodes go on from what their parents said, and attend to texts and paths."""
+
+    def __init__(
+        self, network: FeatureNetwork, ends: TextEnds, texts: GatheredTexts, width: int
+    ) -> None:
+        self._network = network
+        self._said = ends.said[:, None].expand(-1, width, -1)
+        # Of rows, which stand one before their tokens.
+        self._positions = (ends.positions - 1)[:, None].expand(-1, width).flatten()
+        self._attention = TreeAttention(texts, width)
+
+    def first(self) -> Tensor:
+        """As `DraftLevels`."""
+        return self._network.logits(self._said.flatten(0, 1))
+
+    def behind(self, parents: Tensor, tokens: Tensor) -> Tensor:
+        """As `DraftLevels`."""
+        self._attention.begin_level(parents)
+        self._positions = self._positions + 1
+        before = of_parents(self._said, parents).flatten(0, 1)
+        said = self._network.behind(before, tokens.flatten(), self._positions, self._attention)
+        self._said = said.unflatten(0, parents.shape)
+        return self._network.logits(said)
+
+
+class MarkovLevels:
+    """A block says what it can of all levels; the tokens of paths are added level by level."""
+
+    def __init__(
+        self, network: DSparkNetwork, ends: TextEnds, texts: GatheredTexts, width: int
+    ) -> None:
+        self._network = network
+        attention = RowsBehind(texts, network.num_behind(network.most_levels), network.is_seen)
+        states = network.states_of_levels(ends, attention)
+        raw = network.raw_logits(states.flatten(0, 1)).unflatten(0, states.shape[:2])
+        self._of_levels = zip(states.unbind(1), raw.unbind(1), strict=True)
+        self._roots = ends.tokens[:, None].expand(-1, width)
+        self._memories = network.first_memory.expand(*self._roots.shape, -1)
+
+    def first(self) -> Tensor:
+        """As `DraftLevels`."""
+        return self._next_level(self._roots)
+
+    def behind(self, parents: Tensor, tokens: Tensor) -> Tensor:
+        """As `DraftLevels`."""
+        self._memories = of_parents(self._memories, parents)
+        return self._next_level(tokens)
+
+    def _next_level(self, tokens: Tensor) -> Tensor:
+        width = tokens.shape[1]
+        states, raw = (part.repeat_interleave(width, 0) for part in next(self._of_levels))
+        raw, memories = self._network.behind(
+            states, raw, tokens.flatten(), self._memories.flatten(0, 1)
         )
-        return found.unflatten(2, (share, -1)).permute(0, 3, 1, 2, 4).reshape(queries.shape)
+        self._memories = memories.unflatten(0, tokens.shape)
+        return self._network.logits(raw)
+
+
+def of_parents(values: Tensor, parents: Tensor) -> Tensor:
+    """[R, W, n]: of values [R, W, n] of a level those of the next one's parents, int64 [R, W]."""
+    return values.gather(1, parents[..., None].expand(-1, -1, values.shape[-1]))

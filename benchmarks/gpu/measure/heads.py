@@ -26,6 +26,8 @@ from ....drafters.heads.networks.kept_keys import PagedKeys
 from ....drafters.heads.options import HeadOptions
 from ....drafters.heads.tree_growth import TreeGrowth
 from ....drafters.model.text_distribution import TextDistribution
+from ....models.heads.dflash import DFlash
+from ....models.heads.dflash_config import BLOCK_SIZE, DFlashConfig
 from ....models.heads.feature_head import FeatureHead
 from ....models.heads.feature_head_config import FeatureHeadConfig
 from ....models.heads.load_head import SharedParts
@@ -42,6 +44,8 @@ M = TypeVar("M", bound=nn.Module)
 GROUP = "drafts of heads"
 # As the bundled heads draft by default.
 MAX_NODES, TOP_K, GRIFFIN_LEVELS, SPECFORMER_DRAFTS = 60, 10, 6, 8
+# As published for models of 8B.
+DFLASH_LAYERS = 5
 # Committed rows that are read before a draft: a step's accepted tokens.
 NEW_ROWS = 4
 GREEDY = TextDistribution(0.0, 0, LogitsParams(), None, None, 0)
@@ -73,6 +77,7 @@ def measure_heads(setting: GpuSetting, findings: Findings) -> None:
     heads: dict[str, Callable[[], HeadCase]] = {
         "griffin": lambda: _griffin(plan, shared, setting.device),
         "specformer": lambda: _specformer(plan, shared, setting.device),
+        "dflash": lambda: _dflash(plan, shared, setting.device),
     }
     for name, make in heads.items():
         findings.attempt(f"{GROUP}, {name}", partial(_measure, make, plan, setting, findings))
@@ -174,6 +179,21 @@ def _specformer(plan: GpuModelPlan, shared: SharedParts, device: torch.device) -
     num_rows = NEW_ROWS + SPECFORMER_DRAFTS
     return HeadCase(
         "specformer", network_of(head, shared), options, config.num_features, weights, 1, num_rows
+    )
+
+
+def _dflash(plan: GpuModelPlan, shared: SharedParts, device: torch.device) -> HeadCase:
+    sizes = plan.options
+    config = DFlashConfig(
+        block_size=BLOCK_SIZE, mask_token=0, num_layers=DFLASH_LAYERS, num_features=DFLASH_LAYERS,
+        feature_size=sizes["hidden_size"], vocab_size=sizes["vocab_size"], **_layer(sizes),
+    )  # fmt: skip
+    head = _random(lambda: DFlash(config), device)
+    options = HeadOptions(tree="best_first", top_k=TOP_K, num_tokens=config.draft_length)
+    weights = _weight_bytes(head) + _output_bytes(sizes)
+    num_rows = NEW_ROWS + config.block_size
+    return HeadCase(
+        "dflash", network_of(head, shared), options, config.num_features, weights, 1, num_rows
     )
 
 

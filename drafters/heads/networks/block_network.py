@@ -16,18 +16,17 @@ from ....core.arrays import ROOT
 from ....models.heads.dflash import DFlash
 from ....models.heads.dflash_config import DFlashConfig
 from ....models.heads.dspark import DSpark
+from ....models.heads.head_layer import Attend
 from ....models.heads.load_head import SharedParts
-from .head_network import HeadTree, level_of_all, on_target, spoken_ids
+from .head_network import HeadTree, ParallelNetwork, TextEnds, ends_of, on_target, spoken_ids
 from .kept_keys import KeptKeys
 
 
-class DFlashNetwork:
-    """A DFlash drafter: all nodes of a level have one distribution, which depends on text and root.
+class BlockNetwork:
+    """A head that drafts by blocks.
 
     Only keys and values of the text are kept; a block's own are thrown away with it.
     """
-
-    says_all_levels = True
 
     def __init__(self, head: DFlash, shared: SharedParts) -> None:
         config = head.config
@@ -64,36 +63,56 @@ class DFlashNetwork:
             text.num_rows += count
         return context
 
-    def level(self, trees: Sequence[HeadTree]) -> Tensor:
-        """All levels are drafted with the first."""
-        return level_of_all(trees, self._all_levels)
+    def num_behind(self, levels: int) -> int:  # noqa: ARG002 - a block has them all
+        """Rows of a block."""
+        return self._head.config.block_size
 
-    def _all_levels(self, trees: Sequence[HeadTree]) -> Iterable[Tensor]:
-        drafts = self.drafts(trees)
-        logits = self.own_logits(self.raw_logits(drafts.flatten(0, 1)))
-        return logits.split(drafts.shape[1])
+    def is_seen(self, layer: int, back: Tensor) -> Tensor:
+        """As `DFlashConfig.is_seen`."""
+        return self._head.config.is_seen(layer, back)
 
-    def drafts(self, trees: Sequence[HeadTree]) -> Tensor:
-        """[trees, draft_length, hidden_size]: normed states of the drafts' rows."""
+    def states_of_levels(self, ends: TextEnds, attend: Attend) -> Tensor:
+        """[texts, draft_length, hidden_size]: normed states of the rows that predict drafts."""
         head, config = self._head, self._head.config
-        roots = torch.tensor([tree.token for tree in trees], device=self.device)
-        starts = torch.tensor([tree.job.text_len - 1 for tree in trees], device=self.device)
-        positions = starts[:, None] + torch.arange(config.block_size, device=self.device)
-        embeddings = torch.embedding(self._embedding, head.block(roots)) * config.embedding_scale
-        attention = BlockAttention([tree.text for tree in trees], config)
-        return head.drafts(head(embeddings, positions, attention))
+        positions = ends.positions[:, None] + torch.arange(config.block_size, device=self.device)
+        embeddings = torch.embedding(self._embedding, head.block(ends.tokens))
+        states = head(embeddings * config.embedding_scale, positions, attend)
+        return head.drafts(states)
+
+    def states_of(self, trees: Sequence[HeadTree]) -> Tensor:
+        """`states_of_levels` behind the texts of trees."""
+        attention = BlockAttention([tree.text for tree in trees], self._head.config)
+        return self.states_of_levels(ends_of(trees, self.device), attention)
 
     def raw_logits(self, states: Tensor) -> Tensor:
         """[rows, draft vocabulary] of states [rows, hidden_size]: what the output head says."""
         has_own = self._head.config.draft_vocab_size
         return self._head.lm_head(states) if has_own else self._shared.head(states)
 
-    def own_logits(self, raw: Tensor) -> Tensor:
-        """float32 [rows, n] of `token_ids`, by what the output head says."""
+    def logits(self, raw: Tensor) -> Tensor:
+        """float32 [rows, vocabulary] of all the target's tokens, by what the output head says."""
         logits = self._head.logits(raw)
-        if self._own_ids is None or self.token_ids is not None:
+        if self._own_ids is None:
             return logits
         return on_target(logits, self._own_ids, self._head.config.vocab_size)
+
+    def own_logits(self, raw: Tensor) -> Tensor:
+        """float32 [rows, n] of `token_ids`."""
+        return self.logits(raw) if self.token_ids is None else self._head.logits(raw)
+
+
+class DFlashNetwork(BlockNetwork, ParallelNetwork):
+    """A DFlash drafter: all nodes of a level have one distribution, which depends on text and
+    root."""
+
+    def logits_of_levels(self, ends: TextEnds, levels: int, attend: Attend) -> Tensor:
+        """As `ParallelNetwork`."""
+        states = self.states_of_levels(ends, attend)[:, :levels]
+        return self.logits(self.raw_logits(states.flatten(0, 1))).unflatten(0, states.shape[:2])
+
+    def _all_levels(self, trees: Sequence[HeadTree]) -> Iterable[Tensor]:
+        states = self.states_of(trees)
+        return self.own_logits(self.raw_logits(states.flatten(0, 1))).split(states.shape[1])
 
 
 class BlockAttention:
@@ -140,7 +159,7 @@ def _table(shared: SharedParts) -> Tensor:
     return weight
 
 
-class DSparkNetwork(DFlashNetwork):
+class DSparkNetwork(BlockNetwork):
     """A DSpark drafter: nodes of a level have logits of their own, by the tokens on their paths."""
 
     says_all_levels = False
@@ -151,13 +170,27 @@ class DSparkNetwork(DFlashNetwork):
         assert head.markov_head is not None
         self._markov = head.markov_head
         self._size = head.config.hidden_size
-        self._first = head.fc.weight.new_zeros(self._markov.markov_w1.embedding_dim)
+        # What stands for the memory of a root.
+        self.first_memory = head.fc.weight.new_zeros(self._markov.markov_w1.embedding_dim)
+
+    def behind(
+        self, states: Tensor, raw: Tensor, tokens: Tensor, memories: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """[rows, draft vocabulary] of what the output head and the tokens say, and new memories.
+
+        states    [rows, hidden_size]  of the level
+        raw       [rows, draft vocabulary]  `raw_logits` of these
+        tokens    int64 [rows]  behind which the level's nodes stand
+        memories  [rows, rank]  of the rows of these tokens
+        """
+        added, memories = self._markov(states, tokens, memories)
+        return raw + added, memories
 
     def level(self, trees: Sequence[HeadTree]) -> Tensor:
         """The block is drafted with the first level; a node's row says what its children are."""
         new = [tree for tree in trees if tree.job.expansion.frontier == [ROOT]]
         if new:
-            drafts = self.drafts(new)
+            drafts = self.states_of(new)
             raw = self.raw_logits(drafts.flatten(0, 1)).unflatten(0, drafts.shape[:2])
             for tree, states, logits in zip(new, drafts, raw, strict=True):
                 # From here on what stands for the text are the block's states and logits.
@@ -171,7 +204,7 @@ class DSparkNetwork(DFlashNetwork):
                 memories.append(self._memory(tree, node))
         states, raw = torch.stack(rows).tensor_split([self._size], dim=-1)
         before = torch.tensor(tokens, device=self.device)
-        added, memory = self._markov(states, before, torch.stack(memories))
+        raw, memory = self.behind(states, raw, before, torch.stack(memories))
         nodes = [(tree, node) for tree in trees for node in tree.job.expansion.frontier]
         for (tree, node), own in zip(nodes, memory, strict=True):
             tree.said[node] = own
@@ -179,7 +212,7 @@ class DSparkNetwork(DFlashNetwork):
             sure = self._log_confidences(states, before)
             for (tree, node), own in zip(nodes, sure, strict=True):
                 tree.sure[node] = own
-        return self.own_logits(raw + added)
+        return self.own_logits(raw)
 
     def _log_confidences(self, states: Tensor, before: Tensor) -> list[float]:
         """How sure the confidence head is of the drafts of rows behind the tokens `before`."""
@@ -188,4 +221,4 @@ class DSparkNetwork(DFlashNetwork):
 
     def _memory(self, tree: HeadTree, node: int) -> Tensor:
         """What the row before a node's left behind: that of its parent."""
-        return self._first if node == ROOT else tree.said[tree.job.expansion.parents[node]]
+        return self.first_memory if node == ROOT else tree.said[tree.job.expansion.parents[node]]

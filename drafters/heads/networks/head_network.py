@@ -5,9 +5,10 @@ Those of P-EAGLE, Medusa, DFlash and DSpark are files of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -96,6 +97,67 @@ class HeadNetwork(Protocol):
         """float32 [nodes, n]: logits after each node of the trees' frontiers; minus infinity where
         the head has no such token."""
         ...
+
+
+class TextEnds(NamedTuple):
+    """Where several texts end.
+
+    tokens     int64 [texts]  the last ones
+    positions  int64 [texts]  of these tokens
+    said       [texts, width]  by the rows before them, the last ones that are read
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    said: Tensor
+
+
+class ParallelNetwork(ABC):
+    """A head that says all levels of a tree in one pass: all nodes of a level have one
+    distribution."""
+
+    most_levels: int | None
+    says_all_levels = True
+
+    def num_behind(self, levels: int) -> int:  # noqa: ARG002 - for heads with such rows
+        """Rows of the pass behind each text, which attend to it; 0: the last row says all."""
+        return 0
+
+    def is_seen(self, layer: int, back: Tensor) -> Tensor:  # noqa: ARG002 - as of `num_behind`
+        """bool for int64 distances: whether such a row sees the one so many places before it."""
+        return back >= 0
+
+    @abstractmethod
+    def logits_of_levels(self, ends: TextEnds, levels: int, attend: Attend) -> Tensor:
+        """float32 [texts, levels, vocabulary] of all the target's tokens.
+
+        attend  gets the rows of all texts, those of each one together
+        """
+
+    @abstractmethod
+    def _all_levels(self, trees: Sequence[HeadTree]) -> Iterable[Tensor]:
+        """Of each tree float32 [levels, n] of `token_ids`."""
+
+    def level(self, trees: Sequence[HeadTree]) -> Tensor:
+        """All levels are drafted with the first."""
+        new = [tree for tree in trees if ROOT not in tree.said]
+        if new:
+            for tree, own in zip(new, self._all_levels(new), strict=True):
+                tree.said[ROOT] = own
+        rows = []
+        for tree in trees:
+            expansion = tree.job.expansion
+            rows += [tree.said[ROOT][expansion.depth(node)] for node in expansion.frontier]
+        return torch.stack(rows)
+
+
+def ends_of(trees: Sequence[HeadTree], device: torch.device) -> TextEnds:
+    """Of the texts that trees stand behind."""
+    return TextEnds(
+        torch.tensor([tree.token for tree in trees], device=device),
+        torch.tensor([tree.job.text_len - 1 for tree in trees], device=device),
+        torch.cat([tree.root for tree in trees]),
+    )
 
 
 class FeatureNetwork:
@@ -207,11 +269,10 @@ class FeatureNetwork:
         return head.lm_head(predict).float()
 
 
-class SpecFormerNetwork:
+class SpecFormerNetwork(ParallelNetwork):
     """A SpecFormer: all nodes of a level have one distribution, which depends on the text alone."""
 
     num_layers = 1
-    says_all_levels = True
     token_ids: Tensor | None = None
 
     def __init__(self, head: SpecFormer, shared: SharedParts) -> None:
@@ -236,36 +297,19 @@ class SpecFormerNetwork:
         attention.keep()
         return context
 
-    def level(self, trees: Sequence[HeadTree]) -> Tensor:
-        """All levels are drafted with the first."""
-        return level_of_all(trees, self._all_levels)
+    def logits_of_levels(self, ends: TextEnds, levels: int, attend: Attend) -> Tensor:
+        """As `ParallelNetwork`."""
+        del attend
+        return self._logits(ends.said)[:, :levels]
 
-    def logits_of_levels(self, roots: Tensor) -> Tensor:
-        """float32 [texts, levels, vocabulary] by what the texts' last rows said, [texts, width]."""
+    def _all_levels(self, trees: Sequence[HeadTree]) -> Tensor:
+        return self._logits(torch.cat([tree.root for tree in trees]))
+
+    def _logits(self, roots: Tensor) -> Tensor:
+        """float32 [texts, draft_length, vocabulary] by what last rows said, [texts, width]."""
         drafts = self._head.drafts(roots)
         logits = self._shared.logits(self._shared.norm(drafts.flatten(0, 1)))
         return logits.unflatten(0, drafts.shape[:2])
-
-    def _all_levels(self, trees: Sequence[HeadTree]) -> Tensor:
-        return self.logits_of_levels(torch.cat([tree.root for tree in trees]))
-
-
-def level_of_all(
-    trees: Sequence[HeadTree], all_levels: Callable[[Sequence[HeadTree]], Iterable[Tensor]]
-) -> Tensor:
-    """`HeadNetwork.level` of a head whose levels have one distribution each.
-
-    all_levels  of trees, float32 [levels, vocabulary] each; it is asked once for each tree
-    """
-    new = [tree for tree in trees if ROOT not in tree.said]
-    if new:
-        for tree, own in zip(new, all_levels(new), strict=True):
-            tree.said[ROOT] = own
-    rows = []
-    for tree in trees:
-        expansion = tree.job.expansion
-        rows += [tree.said[ROOT][expansion.depth(node)] for node in expansion.frontier]
-    return torch.stack(rows)
 
 
 def causal_segments(

@@ -7,25 +7,23 @@ of the target.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from ....models.heads.head_layer import Attend
 from ....models.heads.load_head import SharedParts
 from ....models.heads.medusa import Medusa
 from ....models.heads.p_eagle import PEagle
-from .head_network import FeatureNetwork, HeadTree, level_of_all
+from .head_network import FeatureNetwork, HeadTree, ParallelNetwork, TextEnds, ends_of
 from .kept_keys import KeptKeys, KeySegment, SegmentAttention, causal_mask
 
 
-class PEagleNetwork(FeatureNetwork):
+class PEagleNetwork(ParallelNetwork, FeatureNetwork):
     """A P-EAGLE drafter: all nodes of a level have one distribution, given by the text alone.
 
     Rows of the text are read as EAGLE-3 reads them, and kept; masks are thrown away with the tree.
     """
-
-    says_all_levels = True
 
     def __init__(self, head: PEagle, shared: SharedParts) -> None:
         super().__init__(head, shared)
@@ -36,37 +34,44 @@ class PEagleNetwork(FeatureNetwork):
             mask = torch.tensor([head.config.mask_token], device=self.device)
             self._embedding = self._embeddings(mask)
 
-    def level(self, trees: Sequence[HeadTree]) -> Tensor:
-        """All levels are drafted with the first."""
-        return level_of_all(trees, self._all_levels)
+    def num_behind(self, levels: int) -> int:
+        """Masks: the text's last row says the first draft."""
+        return levels - 1
+
+    def logits_of_levels(self, ends: TextEnds, levels: int, attend: Attend) -> Tensor:
+        """As `ParallelNetwork`."""
+        said = self._said_of_levels(ends, levels, attend)
+        return self.logits(said.flatten(0, 1)).unflatten(0, said.shape[:2])
 
     def _all_levels(self, trees: Sequence[HeadTree]) -> Iterable[Tensor]:
-        """The text's last row says the first draft, masks say the others."""
-        counts = [tree.levels - 1 for tree in trees]
-        masks = self._masks(trees, counts).split(counts)
-        rows = [torch.cat(pair) for pair in zip((t.root for t in trees), masks, strict=True)]
-        return self._own_logits(torch.cat(rows)).split([tree.levels for tree in trees])
+        levels = max(tree.levels for tree in trees)
+        mask = causal_mask(levels - 1, self.device)
+        starts = range(0, len(trees) * (levels - 1), levels - 1) if levels > 1 else ()
+        segments = [
+            KeySegment(slice(start, start + levels - 1), tree.kept, mask)
+            for start, tree in zip(starts, trees, strict=False)
+        ]
+        ends = ends_of(trees, self.device)
+        said = self._said_of_levels(ends, levels, SegmentAttention(segments))
+        return self._own_logits(said.flatten(0, 1)).split(levels)
 
-    def _masks(self, trees: Sequence[HeadTree], counts: Sequence[int]) -> Tensor:
-        """[masks, width]: what so many masks behind each text say."""
-        segments, places = [], []
-        ends = list(accumulate(counts))
-        for tree, count, end in zip(trees, counts, ends, strict=True):
-            if count:
-                mask = causal_mask(count, self.device)
-                segments.append(KeySegment(slice(end - count, end), tree.kept, mask))
-            # The text's last row is that of its last token but one.
-            first = tree.job.text_len - 1
-            places.append(torch.arange(first, first + count, device=self.device))
-        return self._said(
-            self._features.expand(ends[-1], -1),
-            self._embedding.expand(ends[-1], -1),
-            torch.cat(places),
-            SegmentAttention(segments),
+    def _said_of_levels(self, ends: TextEnds, levels: int, attend: Attend) -> Tensor:
+        """[texts, levels, width]: what the last rows and the masks behind them say."""
+        count = levels - 1
+        if not count:
+            return ends.said[:, None]
+        # The first mask stands where the last token does: rows are one behind their features.
+        places = ends.positions[:, None] + torch.arange(count, device=self.device)
+        masks = self._outputs(
+            self._features.expand(places.numel(), -1),
+            self._embedding.expand(places.numel(), -1),
+            places.flatten(),
+            attend,
         )
+        return torch.cat([ends.said[:, None], masks.unflatten(0, places.shape)], dim=1)
 
 
-class MedusaNetwork:
+class MedusaNetwork(ParallelNetwork):
     """All nodes of a level have one distribution, which depends on one state of the target.
 
     The state is that of the last token but one, whose next token, the root, is committed: so the
@@ -75,7 +80,6 @@ class MedusaNetwork:
 
     # The state has the whole text in it; nothing is kept.
     num_layers = 0
-    says_all_levels = True
     token_ids: Tensor | None = None
 
     def __init__(self, heads: Medusa, shared: SharedParts) -> None:
@@ -97,16 +101,17 @@ class MedusaNetwork:
         del tokens, positions, texts, counts
         return features
 
-    def level(self, trees: Sequence[HeadTree]) -> Tensor:
-        """All levels come with the first."""
-        return level_of_all(trees, self._all_levels)
+    def logits_of_levels(self, ends: TextEnds, levels: int, attend: Attend) -> Tensor:
+        """As `ParallelNetwork`."""
+        del attend
+        return self._logits(ends.said, levels)
 
     def _all_levels(self, trees: Sequence[HeadTree]) -> Tensor:
-        return self.logits_of_levels(torch.cat([tree.root for tree in trees]))
+        return self._logits(torch.cat([tree.root for tree in trees]), self.most_levels)
 
-    def logits_of_levels(self, roots: Tensor) -> Tensor:
+    def _logits(self, states: Tensor, levels: int | None) -> Tensor:
         """float32 [texts, levels, vocabulary] of states [texts, width]."""
-        drafts = self._heads.drafts(roots)
+        drafts = self._heads.drafts(states)[:, :levels]
         logits = [
             self._heads.logits(index, own, self._shared.logits).float()
             for index, own in enumerate(drafts.unbind(-2))

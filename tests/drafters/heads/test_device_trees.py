@@ -48,6 +48,11 @@ HEADS = {
     },
 }  # fmt: skip
 PARALLEL = ["specformer", "medusa"]
+# What they draft is behind a text of their own keys and values.
+BLOCKS = [
+    "p_eagle", "own_p_eagle", "dflash", "mixed_dflash", "own_dflash", "dspark", "gated_dspark",
+    "rnn_dspark",
+]  # fmt: skip
 NO_PARAMS, NO_SLOTS = LogitsParams(), np.empty(0, dtype=np.int32)
 on_cpus = pytest.mark.skipif(torch.cuda.is_available(), reason="records the interpreter's kernels")
 
@@ -195,7 +200,45 @@ def test_levels_that_are_said_at_once(
     kind: str, temperature: float, graphs: RecordedGraphs, tmp_path: Path
 ) -> None:
     compare_parallel(pair_of(kind, tmp_path), temperature, graphs, "cpu")
-    assert graphs.num_replays == [3]
+    assert sum(graphs.num_replays) == 3
+
+
+@torch.inference_mode()
+def compare_blocks(pair: Pair, temperature: float, capture: Capture, device: str) -> None:
+    """Of a head whose drafts attend to the text: texts are beginnings of one, in one cache."""
+    shared = load_shared_parts(pair.target, "float32", device)
+    network = network_of(load_head(pair.folder, device=device), shared)
+    features = network.project(torch.from_numpy(pair.features(TEXT)).to(device))
+    kv, said = paged_kv_of(network, NUM_SLOTS, features[:1], torch.float32)
+    trees = device_trees("head", network, kv, said, published.VOCAB, OPTIONS, capture)
+    assert trees is not None
+    assert trees.capture_first()
+    tokens = torch.tensor([*TEXT[1:], 3], device=device)
+    rng = np.random.default_rng(5)
+    for counts in ([4, len(features), 1], [7], [2, 3, 3, 9]):
+        slots = np.split(rng.permutation(NUM_SLOTS)[: sum(counts)], np.cumsum(counts)[:-1])
+        kept = [PagedKeys(kv, torch.from_numpy(own).to(device), 0) for own in slots]
+        rows = torch.cat([torch.arange(count, device=device) for count in counts])
+        said = network.read(features[rows], tokens[rows], rows, kept, counts)
+        last_rows = np.cumsum(counts) - 1
+        ends = [
+            TextEnd(
+                int(tokens[count - 1]), count - 1, said[last : last + 1], text,
+                own.astype(np.int32), way(temperature, seed=count), MAX_NODES,
+            )
+            for count, last, text, own in zip(counts, last_rows, kept, slots, strict=True)
+        ]  # fmt: skip
+        assert_same(network, trees, ends, published.VOCAB)
+
+
+@on_cpus
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_blocks_and_masks_behind_texts(
+    kind: str, temperature: float, graphs: RecordedGraphs, tmp_path: Path
+) -> None:
+    compare_blocks(pair_of(kind, tmp_path), temperature, graphs, "cpu")
+    assert sum(graphs.num_replays) == 3
 
 
 @on_cpus
@@ -277,6 +320,14 @@ def test_a_cuda_graph_grows_the_hosts_trees(kind: str, temperature: float) -> No
 def test_a_cuda_graph_says_all_levels(kind: str, temperature: float, tmp_path: Path) -> None:
     capture = CudaCapture(torch.device("cuda"))
     compare_parallel(pair_of(kind, tmp_path), temperature, capture, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_a_cuda_graph_has_blocks_and_masks(kind: str, temperature: float, tmp_path: Path) -> None:
+    capture = CudaCapture(torch.device("cuda"))
+    compare_blocks(pair_of(kind, tmp_path), temperature, capture, "cuda")
 
 
 @pytest.mark.gpu
