@@ -98,6 +98,15 @@ def read_temperatures(text: str) -> tuple[float, ...]:
     return found
 
 
+def temperature_of(number: int, num_prompts: int | None, temperatures: Sequence[float]) -> float:
+    """That of text `number`. Temperatures take turns; a prompt that comes again gets the next one.
+
+    num_prompts  after which they come again; None: each is new
+    """
+    again, prompt = divmod(number, num_prompts) if num_prompts else (0, number)
+    return temperatures[(prompt + again) % len(temperatures)]
+
+
 def _prompts(job: DataJob) -> list[BenchPrompt]:
     if job.prompts is not None:
         return read_prompts(job.prompts)
@@ -124,9 +133,7 @@ async def _fill(
     async def work_off(work: Work) -> None:
         # Workers share the iterator, each takes the next prompt when it is done with one.
         for number in numbers:
-            # A prompt that comes again gets another temperature.
-            again = number // len(prompts) if prompts else 0
-            temperature = temperatures[(number + again) % len(temperatures)]
+            temperature = temperature_of(number, len(prompts) if prompts else None, temperatures)
             texts = Texts(engine, job, number, temperature)
             prompt = prompts[number % len(prompts)] if prompts else None
             if is_chat:

@@ -15,7 +15,7 @@ from draftline.core.request.output import RequestMetrics, RequestOutput
 from draftline.core.request.sampling_params import SamplingParams
 from draftline.deploy.cli.main import app
 from draftline.deploy.cli.train.job import DataJob
-from draftline.deploy.cli.train.texts import Texts, read_temperatures
+from draftline.deploy.cli.train.texts import Texts, read_temperatures, temperature_of
 from draftline.deploy.engine.async_engine import AsyncEngine
 from draftline.measure.prompts import BenchPrompt
 from draftline.training.heads.distilled_texts import DistilledText, read_texts
@@ -138,6 +138,19 @@ def test_temperatures_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="temperature"):
         read_temperatures(text)
     assert read_temperatures("0, 0.7") == (0.0, 0.7)
+
+
+@pytest.mark.parametrize("num_prompts", [1, 2, 3, 4, 6])
+def test_each_prompt_gets_each_temperature(num_prompts: int) -> None:
+    temperatures = (0.0, 0.7, 1.0)
+    found = [temperature_of(number, num_prompts, temperatures) for number in range(3 * num_prompts)]
+    for prompt in range(num_prompts):
+        assert sorted(found[prompt::num_prompts]) == [0.0, 0.7, 1.0]
+
+
+def test_invented_prompts_take_turns_with_temperatures() -> None:
+    found = [temperature_of(number, None, (0.0, 1.0)) for number in range(4)]
+    assert found == [0.0, 1.0, 0.0, 1.0]
 
 
 def test_the_command_answers_chats_and_goes_on(checkpoint: Path, tmp_path: Path) -> None:
