@@ -43,7 +43,6 @@ class DraftPlan:
     by_drafter    ids of the requests that each drafter is asked for; without drafters that are not
                   asked
     probing       of these, the requests whose probes go into the step
-    trials        of these, the requests for which the drafter is not known to pay
     explored_s    seconds that the step is expected to take longer for each explored drafter;
                   empty if any is asked for another reason
     heads         of the last stage's heads, which draft at the end of this step for the next one:
@@ -60,7 +59,6 @@ class DraftPlan:
 
     by_drafter: Mapping[str, tuple[str, ...]]
     probing: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    trials: Mapping[str, frozenset[str]] = field(default_factory=dict)
     explored_s: Mapping[str, float] = field(default_factory=dict)
     heads: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     head_counts: Mapping[str, float] = field(default_factory=dict)

@@ -455,7 +455,7 @@ class SpeculationPolicy:
         chosen: _Chosen,
         explored_s: Mapping[int, float],
     ) -> DraftPlan:
-        asked, heads, explored, *_ = chosen
+        asked, heads, *_ = chosen
         ids = [request.request_id for request in requests]
         length_buckets = [request.length_bucket for request in requests]
         self._bucket_counts *= BUCKET_DECAY
@@ -463,15 +463,11 @@ class SpeculationPolicy:
             length_buckets
         )
         likely = (self._bucket_counts / self._bucket_counts.sum()).tolist()
-        by_drafter, trials, orders, counts = {}, {}, {}, {}
+        by_drafter, orders, counts = {}, {}, {}
         for drafter, name in enumerate(self._names):
             bit = 1 << drafter
             if own := tuple([one for one, bits in zip(ids, asked, strict=True) if bits & bit]):
                 by_drafter[name] = own
-                if any(explored):
-                    trials[name] = frozenset(
-                        [one for one, bits in zip(ids, explored, strict=True) if bits & bit]
-                    )
             if not self._in_stage & bit:
                 continue
             after = {
@@ -491,7 +487,6 @@ class SpeculationPolicy:
         return DraftPlan(
             by_drafter,
             self._probes.choose(by_drafter, token_s, lambda rows: rows * load.row_s),
-            trials,
             explored_s={self._names[drafter]: seconds for drafter, seconds in explored_s.items()}
             if chosen.is_exploring
             else {},

@@ -82,4 +82,4 @@ def test_nothing_is_learned_of_drafters_that_were_skipped(skipped: tuple[str, ..
         policy.update(outcome, 1.0 + step)
     # What always brought a token pays; what nobody knows is only tried.
     plan = policy.plan([wish], costs, 0)
-    assert ("r" in plan.by_drafter.get("b", ()) and "b" not in plan.trials) is not skipped
+    assert ("r" in plan.by_drafter.get("b", ()) and not plan.explored_s) is not skipped

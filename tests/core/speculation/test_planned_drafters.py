@@ -479,7 +479,7 @@ def test_nothing_is_learned_of_slices_that_went_behind_others(is_behind: bool) -
         outcome.count(["a"], [tree], TreeBatch.of([tree]), Paths.of([path]))
         policy.update(outcome, 1.0 + step)
     plan = policy.plan([wish], costs, 0)
-    assert ("a" in plan.by_drafter.get("b", ()) and "b" not in plan.trials) is is_behind
+    assert ("a" in plan.by_drafter.get("b", ()) and not plan.explored_s) is is_behind
 
 
 def test_a_plan_that_asks_nobody_may_have_requests_beside_it() -> None:
@@ -514,9 +514,7 @@ def learn_of(
 
 
 def test_a_plan_tells_whom_it_asks_for_a_request() -> None:
-    plan = DraftPlan(
-        {"a": ("one", "two"), "b": ("one",), "c": ("two",)}, {}, trials={"b": frozenset({"one"})}
-    )
+    plan = DraftPlan({"a": ("one", "two"), "b": ("one",), "c": ("two",)})
     assert plan.asked("one") == ("a", "b")
     assert plan.asked("two") == ("a", "c")
     more = plan.beside({"a": ["three"], "d": ["three", "four"]})
