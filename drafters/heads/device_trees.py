@@ -42,8 +42,9 @@ from .options import BEST_FIRST, DYNAMIC, MOST_CHILDREN, HeadOptions
 
 # In a pass. More keep a GPU busy for longer than their launches take.
 MOST_ROWS = 256
-# Texts are padded to a power of two of rows; of all requests, at most so many are copied.
-LEAST_CONTEXT, MOST_CONTEXTS = 256, 2**16
+# Texts are padded to a power of two of rows; of all requests and layers, at most so many are copied
+# (half a GiB with 8 heads of 128 in 16 bits).
+LEAST_CONTEXT, MOST_CONTEXTS = 256, 2**17
 # The graph that was used least recently is dropped.
 MOST_GRAPHS = 64
 
@@ -166,7 +167,8 @@ class DeviceTrees:
             samples=bool(params),
             filters=any(0 < one.top_k < self._vocab_size or one.top_p < 1 for one in params),
         )  # fmt: skip
-        if self._num_rows(size) > MOST_ROWS or size.requests * size.context > MOST_CONTEXTS:
+        num_copied = size.requests * size.context * self._network.num_layers
+        if self._num_rows(size) > MOST_ROWS or num_copied > MOST_CONTEXTS:
             return None
         graph = self._graph(size)
         if graph is None:

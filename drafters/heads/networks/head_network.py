@@ -116,6 +116,7 @@ class ParallelNetwork(ABC):
     """A head that says all levels of a tree in one pass: all nodes of a level have one
     distribution."""
 
+    num_layers: int
     most_levels: int | None
     says_all_levels = True
 
