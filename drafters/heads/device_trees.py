@@ -42,9 +42,9 @@ from .options import BEST_FIRST, DYNAMIC, MOST_CHILDREN, HeadOptions
 
 # In a pass. More keep a GPU busy for longer than their launches take.
 MOST_ROWS = 256
-# Texts are padded to a power of two of rows; of all requests and layers, at most so many are copied
-# (half a GiB with 8 heads of 128 in 16 bits).
-LEAST_CONTEXT, MOST_CONTEXTS = 256, 2**17
+# Texts are padded to a power of two of rows. Those of all requests are copied once for each layer,
+# and once more for a while: half a GiB of 8 heads of 128 in 16 bits, at most.
+LEAST_CONTEXT, MOST_COPIED = 256, 2**17
 # The graph that was used least recently is dropped.
 MOST_GRAPHS = 64
 
@@ -55,7 +55,7 @@ class TextEnd(NamedTuple):
     """The end of a text that a tree stands behind.
 
     token      the last one, the tree's root
-    position   of the row that reads it, which is the text's last one
+    position   of the text's last row, one before the token's
     said       [1, width]  by that row
     kept       keys and values of the text's rows
     slots      int32 [rows]  where the head's cache has these; one at least
@@ -105,7 +105,9 @@ def device_trees(
     if isinstance(network, ParallelNetwork):
         fits = tree == BEST_FIRST
     elif isinstance(network, FeatureNetwork | DSparkNetwork):
-        fits = tree == DYNAMIC and options.top_k <= vocab_size and not options.min_confidence
+        is_cut = isinstance(network, DSparkNetwork) and network.has_confidence
+        fits = tree == DYNAMIC and options.top_k <= vocab_size
+        fits = fits and not (is_cut and options.min_confidence)
     else:
         return None
     return DeviceTrees(name, network, kv, said, vocab_size, options, capture) if fits else None
@@ -155,8 +157,8 @@ class DeviceTrees:
         All levels are drafted: whether another one pays (`PayingDepth`) could only be seen by a
         wait for the device, which costs more than a captured level.
 
-        None where the host has to grow them: too many rows for a graph, typical_p, or a capture
-        that failed, after which no other is tried.
+        None where the host has to grow them: too many rows or too long texts for a graph,
+        typical_p, or a capture that failed, after which no other is tried.
         """
         ways = [end.distribution for end in ends]
         if any(way.logits_params.typical_p != 1 for way in ways):
@@ -167,8 +169,8 @@ class DeviceTrees:
             samples=bool(params),
             filters=any(0 < one.top_k < self._vocab_size or one.top_p < 1 for one in params),
         )  # fmt: skip
-        num_copied = size.requests * size.context * self._network.num_layers
-        if self._num_rows(size) > MOST_ROWS or num_copied > MOST_CONTEXTS:
+        num_copied = size.requests * size.context * (self._network.num_layers + 1)
+        if self._num_rows(size) > MOST_ROWS or num_copied > MOST_COPIED:
             return None
         graph = self._graph(size)
         if graph is None:
@@ -258,7 +260,7 @@ class HeadGraph(ABC):
         self._tables.samples, self._tables.filters = size.samples, size.filters
         sizes = {
             "slots": size.requests * size.context, "lengths": size.requests,
-            "positions": size.requests, "tokens": size.requests,
+            "positions": size.requests, "tokens": size.requests, "num_candidates": size.requests,
         }  # fmt: skip
         self._inputs = StagedBuffer(sum(map(aligned, sizes.values())), said.device)
         self._sections = StagedBuffer.sections(sizes)
@@ -293,6 +295,9 @@ class HeadGraph(ABC):
         # Of the last tokens, which stand behind the last rows.
         host[self._sections["positions"]] = positions + 1
         host[self._sections["tokens"]] = [end.token for end in ends]
+        host[self._sections["num_candidates"]] = [
+            OVERSAMPLE * min(end.max_nodes, size.width) for end in ends
+        ]
         self._inputs.send(len(host))
         ways = [end.distribution for end in ends]
         counts = np.full(len(ends), self._rows_each, dtype=np.int32)
@@ -321,14 +326,23 @@ class HeadGraph(ABC):
         slots, lengths = self._input("slots"), self._input("lengths")
         return GatheredTexts(self._kv, slots, lengths, self._size.context, num_behind)
 
-    def _candidates(self, logits: Tensor, tables: SamplingTables) -> tuple[Tensor, Tensor]:
+    def _candidates(
+        self, logits: Tensor, tables: SamplingTables, counts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The candidates after each row, best first, and their log-probabilities given the noise:
-        int64 and float32 [rows, W], as `TreeJob` and `rank_siblings` take them."""
+        int64 and float32 [rows, W], as `TreeJob` and `rank_siblings` take them.
+
+        counts  int32 [rows]: of tokens that are looked at with a temperature; None: as many as are
+                for W candidates
+        """
         log_probs = self._sampler.log_softmax(logits)
         top = log_probs.topk(self._num_top, dim=-1)
         ids, log_q = top.indices, top.values.clamp(max=0.0)
         if not self._size.samples:
             return ids, log_q
+        if counts is not None:
+            is_over = torch.arange(self._num_top, device=ids.device) >= counts[:, None]
+            ids, log_q = ids.masked_fill(is_over, -1), log_q.masked_fill(is_over, -torch.inf)
         # What the head itself would choose is a candidate, however unlikely it was.
         chosen = self._sampler.choose_by(logits, tables).clamp(min=0).long()[:, None]
         is_known = (ids == chosen).any(dim=1, keepdim=True)
@@ -361,10 +375,12 @@ class LevelsGraph(HeadGraph):
         """The work that is captured."""
         network, levels = self._network, self._size.levels
         num_behind = network.num_behind(levels)
-        attention = RowsBehind(self._texts(num_behind), num_behind, network.is_seen)
+        attention = RowsBehind(self._texts(num_behind), num_behind, network.view)
         logits = network.logits_of_levels(self._ends(), levels, attention)
         rows = logits.transpose(0, 1).flatten(0, 1)
-        ids, given = self._candidates(rows, self._tables.part(0, len(rows)))
+        # A tree that may have fewer nodes than others looks at fewer candidates, too.
+        counts = self._input("num_candidates").repeat(levels)
+        ids, given = self._candidates(rows, self._tables.part(0, len(rows)), counts)
         self._grown.copy_(torch.stack([ids.int(), given.view(torch.int32)]))
 
     def propose(self, name: str, ends: Sequence[TextEnd], depths: Sequence[int]) -> list[Proposal]:
@@ -375,11 +391,11 @@ class LevelsGraph(HeadGraph):
         given, proposals = values.view(np.float32), list[Proposal]()
         for place, (end, depth) in enumerate(zip(ends, depths, strict=True)):
             expansion = BestFirstExpansion(min(end.max_nodes, MOST_CHILDREN), depth)
-            most = expansion.num_candidates
             for level in range(depth):
-                expansion.grow(
-                    [tokens[level, place, :most].tolist()], [given[level, place, :most].tolist()]
-                )
+                own = given[level, place, : expansion.num_candidates]
+                # A head of few tokens has no more.
+                count = int((own > -np.inf).sum())
+                expansion.grow([tokens[level, place, :count].tolist()], [own[:count].tolist()])
             proposals.append(Proposal(name, *expansion.best(end.max_nodes)))
         return proposals
 
@@ -405,12 +421,12 @@ class TreeGraph(HeadGraph):
     def grow(self) -> None:
         """The work that is captured."""
         requests, width, device = self._size.requests, self._size.width, self._said.device
-        levels = self._begun()
+        drafts = self._begun()
         # The first level has one node, the root. So that it is a level like the others, it has
         # copies of no probability, whose candidates never go on and are not proposed.
         paths = torch.full((requests, width), -torch.inf, dtype=torch.float64, device=device)
         paths[:, 0] = 0.0
-        logits = levels.first()
+        logits = drafts.first()
         for level in range(self._size.levels):
             tables = self._tables.part(level * self._stride, requests * width)
             ids, given = self._candidates(logits, tables)
@@ -422,15 +438,16 @@ class TreeGraph(HeadGraph):
             packed = [ids.int(), given.view(torch.int32), picks.int()]
             self._grown[:, level] = torch.cat(packed, dim=1)
             if level + 1 < self._size.levels:
-                logits = levels.behind(picks // width, tokens)
+                logits = drafts.next(picks // width, tokens)
 
     def _begun(self) -> DraftLevels:
         network, size = self._network, self._size
         if isinstance(network, FeatureNetwork):
             texts = self._texts((size.levels - 1) * size.width)
             return FeatureLevels(network, self._ends(), texts, size.width)
-        texts = self._texts(network.num_behind(size.levels))
-        return MarkovLevels(network, self._ends(), texts, size.width)
+        block_size = network.num_behind(size.levels)
+        attention = RowsBehind(self._texts(block_size), block_size, network.view)
+        return MarkovLevels(network, self._ends(), attention, size)
 
     def propose(self, name: str, ends: Sequence[TextEnd], depths: Sequence[int]) -> list[Proposal]:
         """As `HeadGraph`."""
@@ -467,13 +484,13 @@ class TreeGraph(HeadGraph):
 
 
 class DraftLevels(Protocol):
-    """What a head says of one level of all trees after the other: float32 [R * W, vocabulary]."""
+    """Logits of all trees, float32 [R * W, vocabulary], one level a call."""
 
     def first(self) -> Tensor:
         """Of what follows the roots, W times each."""
         ...
 
-    def behind(self, parents: Tensor, tokens: Tensor) -> Tensor:
+    def next(self, parents: Tensor, tokens: Tensor) -> Tensor:
         """Of what follows the next level's nodes: their parents in the last one, and their tokens,
         int64 [R, W]."""
         ...
@@ -495,7 +512,7 @@ class FeatureLevels:
         """As `DraftLevels`."""
         return self._network.logits(self._said.flatten(0, 1))
 
-    def behind(self, parents: Tensor, tokens: Tensor) -> Tensor:
+    def next(self, parents: Tensor, tokens: Tensor) -> Tensor:
         """As `DraftLevels`."""
         self._attention.begin_level(parents)
         self._positions = self._positions + 1
@@ -509,21 +526,20 @@ class MarkovLevels:
     """A block says what it can of all levels; the tokens of paths are added level by level."""
 
     def __init__(
-        self, network: DSparkNetwork, ends: TextEnds, texts: GatheredTexts, width: int
+        self, network: DSparkNetwork, ends: TextEnds, attention: RowsBehind, size: GraphSize
     ) -> None:
         self._network = network
-        attention = RowsBehind(texts, network.num_behind(network.most_levels), network.is_seen)
-        states = network.states_of_levels(ends, attention)
+        states = network.states_of_levels(ends, size.levels, attention)
         raw = network.raw_logits(states.flatten(0, 1)).unflatten(0, states.shape[:2])
         self._of_levels = zip(states.unbind(1), raw.unbind(1), strict=True)
-        self._roots = ends.tokens[:, None].expand(-1, width)
+        self._roots = ends.tokens[:, None].expand(-1, size.width)
         self._memories = network.first_memory.expand(*self._roots.shape, -1)
 
     def first(self) -> Tensor:
         """As `DraftLevels`."""
         return self._next_level(self._roots)
 
-    def behind(self, parents: Tensor, tokens: Tensor) -> Tensor:
+    def next(self, parents: Tensor, tokens: Tensor) -> Tensor:
         """As `DraftLevels`."""
         self._memories = of_parents(self._memories, parents)
         return self._next_level(tokens)
@@ -531,7 +547,7 @@ class MarkovLevels:
     def _next_level(self, tokens: Tensor) -> Tensor:
         width = tokens.shape[1]
         states, raw = (part.repeat_interleave(width, 0) for part in next(self._of_levels))
-        raw, memories = self._network.behind(
+        raw, memories = self._network.with_tokens(
             states, raw, tokens.flatten(), self._memories.flatten(0, 1)
         )
         self._memories = memories.unflatten(0, tokens.shape)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ...models.attention.step_attention import PagedKv
+from ...models.heads.dflash_config import RowView
 from .networks.kept_keys import sides_of
 
 
@@ -24,8 +25,8 @@ class GatheredTexts:
     def __init__(
         self, kv: PagedKv, slots: Tensor, lengths: Tensor, context: int, num_behind: int
     ) -> None:
-        """`slots` int32 [R * C], of which texts have the first `lengths`, int32 [R]; `num_behind`
-        rows of each request at most."""
+        """`slots`: int32 [R * C], C of each request, of which the first `lengths`, int32 [R], are
+        its text's; `num_behind`: rows behind each text, at most."""
         self.lengths, self.context = lengths, context
         columns = torch.arange(context, device=slots.device)
         self.has_row = columns < lengths[:, None]
@@ -89,15 +90,13 @@ class TreeAttention:
 class RowsBehind:
     """An `Attend` of rows behind texts in one pass: a block, or masks.
 
-    Rows of a text that nothing is kept of count for no distance.
+    Distances count kept rows: where rows of a text are missing, a window reaches further back.
     """
 
-    def __init__(
-        self, texts: GatheredTexts, width: int, is_seen: Callable[[int, Tensor], Tensor]
-    ) -> None:
-        """`is_seen` of a layer: bool for int64 distances, whether a row sees what is so far before
-        it."""
-        self._texts, self._is_seen = texts, is_seen
+    def __init__(self, texts: GatheredTexts, width: int, view: Callable[[int], RowView]) -> None:
+        """`view`: what the rows see in a layer."""
+        self._texts, self._view = texts, view
+        self._masks: dict[RowView, Tensor] = {}
         columns = torch.arange(texts.context, device=texts.has_row.device)
         rows = torch.arange(width, device=columns.device)
         self._to_text = (texts.lengths[:, None] + rows)[..., None] - columns
@@ -105,7 +104,9 @@ class RowsBehind:
 
     def __call__(self, index: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """[..., heads, head_dim]: what each of R * W rows attends to."""
-        texts = self._texts
-        of_text = self._is_seen(index, self._to_text) & texts.has_row[:, None]
-        mask = torch.cat([of_text, self._is_seen(index, self._to_rows)], dim=-1)
+        texts, view = self._texts, self._view(index)
+        if view not in self._masks:
+            of_text = view.sees(self._to_text) & texts.has_row[:, None]
+            self._masks[view] = torch.cat([of_text, view.sees(self._to_rows)], dim=-1)
+        mask = self._masks[view]
         return texts.attend(index, queries, keys, values, texts.context, mask)

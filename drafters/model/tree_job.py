@@ -55,6 +55,11 @@ class TreeJob:
     target_noise: TargetNoise | None = None
 
     @property
+    def has_end(self) -> bool:
+        """Whether it ends where the model is not sure."""
+        return self.stop_below > -inf
+
+    @property
     def reach(self) -> float:
         """How probable it is that the text goes through what the next level is drafted behind."""
         return self.expansion.reach

@@ -85,7 +85,7 @@ class DFlash(nn.Module):
         embeddings  [..., block_size, hidden_size]  of the last committed token and the masks
         positions   int64 [..., block_size]  rising by 1 from that token's
         attend      the attention of a layer, given the block's queries, keys and values; it adds
-                    the keys of the text, and the mask (`DFlashConfig.is_seen`)
+                    the keys of the text, and the mask (`DFlashConfig.view`)
         """
         rotation = self.rotation(embeddings, positions)
         states = embeddings

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ...core.errors import CheckpointError
@@ -27,6 +28,25 @@ KNOWN_FIELDS = {
 # Default block size (z-lab/dflash).
 BLOCK_SIZE = 16
 SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+class RowView(NamedTuple):
+    """What rows behind a text see in a layer, by distance.
+
+    is_causal  nothing behind themselves
+    window     fewer tokens back, or ahead, than that; 0: all
+    """
+
+    is_causal: bool
+    window: int
+
+    def sees(self, back: Tensor) -> Tensor:
+        """bool for int64 distances: whether a row sees the token that many places before it (or
+        after it)."""
+        seen = back >= 0 if self.is_causal else torch.ones_like(back, dtype=torch.bool)
+        if self.window:
+            seen = seen & (back.abs() < self.window)
+        return seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +117,10 @@ class DFlashConfig:
         step = (num_target_layers - 4) / (self.num_features - 1)
         return tuple(round(1 + index * step) for index in range(self.num_features))
 
-    def is_seen(self, layer: int, back: Tensor) -> Tensor:
-        """bool for int64 distances: whether a row sees the token that many places before it (or
-        after it)."""
+    def view(self, layer: int) -> RowView:
+        """What the rows of a block see in this layer."""
         is_causal = bool(self.causal_layers) and self.causal_layers[layer]
-        window = self.windows[layer] if self.windows else 0
-        seen = back >= 0 if is_causal else back == back  # noqa: PLR0124 - all, in its shape
-        if window:
-            seen = seen & (back < window) & (-back < window)
-        return seen
+        return RowView(is_causal, self.windows[layer] if self.windows else 0)
 
 
 def dflash_config(shapes: Shapes, config: Mapping[str, Any]) -> DFlashConfig:

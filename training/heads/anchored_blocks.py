@@ -164,8 +164,9 @@ class AnchoredAttention:
         places = torch.arange(length, device=self._anchors.device)
         anchors = self._anchors[..., None, None]
         back = anchors + rows[:, None] - places
-        is_before = (places < anchors) & self._config.is_seen(index, back)
-        return is_before, self._config.is_seen(index, rows[:, None] - rows)
+        view = self._config.view(index)
+        is_before = (places < anchors) & view.sees(back)
+        return is_before, view.sees(rows[:, None] - rows)
 
 
 def _starts(batch: TextBatch) -> Tensor:

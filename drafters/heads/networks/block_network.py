@@ -14,7 +14,7 @@ from torch.nn.functional import logsigmoid, scaled_dot_product_attention
 
 from ....core.arrays import ROOT
 from ....models.heads.dflash import DFlash
-from ....models.heads.dflash_config import DFlashConfig
+from ....models.heads.dflash_config import DFlashConfig, RowView
 from ....models.heads.dspark import DSpark
 from ....models.heads.head_layer import Attend
 from ....models.heads.load_head import SharedParts
@@ -67,22 +67,23 @@ class BlockNetwork:
         """Rows of a block."""
         return self._head.config.block_size
 
-    def is_seen(self, layer: int, back: Tensor) -> Tensor:
-        """As `DFlashConfig.is_seen`."""
-        return self._head.config.is_seen(layer, back)
+    def view(self, layer: int) -> RowView:
+        """What the rows of a block see in a layer."""
+        return self._head.config.view(layer)
 
-    def states_of_levels(self, ends: TextEnds, attend: Attend) -> Tensor:
-        """[texts, draft_length, hidden_size]: normed states of the rows that predict drafts."""
+    def states_of_levels(self, ends: TextEnds, levels: int, attend: Attend) -> Tensor:
+        """[texts, levels, hidden_size]: normed states of the rows that predict drafts."""
         head, config = self._head, self._head.config
         positions = ends.positions[:, None] + torch.arange(config.block_size, device=self.device)
         embeddings = torch.embedding(self._embedding, head.block(ends.tokens))
         states = head(embeddings * config.embedding_scale, positions, attend)
-        return head.drafts(states)
+        return head.drafts(states)[:, :levels]
 
     def states_of(self, trees: Sequence[HeadTree]) -> Tensor:
-        """`states_of_levels` behind the texts of trees."""
+        """`states_of_levels` behind the texts of trees, as many as the highest of them has."""
         attention = BlockAttention([tree.text for tree in trees], self._head.config)
-        return self.states_of_levels(ends_of(trees, self.device), attention)
+        levels = max(tree.levels for tree in trees)
+        return self.states_of_levels(ends_of(trees, self.device), levels, attention)
 
     def raw_logits(self, states: Tensor) -> Tensor:
         """[rows, draft vocabulary] of states [rows, hidden_size]: what the output head says."""
@@ -107,7 +108,7 @@ class DFlashNetwork(BlockNetwork, ParallelNetwork):
 
     def logits_of_levels(self, ends: TextEnds, levels: int, attend: Attend) -> Tensor:
         """As `ParallelNetwork`."""
-        states = self.states_of_levels(ends, attend)[:, :levels]
+        states = self.states_of_levels(ends, levels, attend)
         return self.logits(self.raw_logits(states.flatten(0, 1))).unflatten(0, states.shape[:2])
 
     def _all_levels(self, trees: Sequence[HeadTree]) -> Iterable[Tensor]:
@@ -118,7 +119,7 @@ class DFlashNetwork(BlockNetwork, ParallelNetwork):
 class BlockAttention:
     """An `Attend` (`models/heads/head_layer.py`) of blocks, each behind a text of its own.
 
-    Tokens of a text that nothing is kept of count for no window.
+    Distances count kept rows: where rows of a text are missing, a window reaches further back.
     """
 
     def __init__(self, texts: Sequence[KeptKeys], config: DFlashConfig) -> None:
@@ -150,7 +151,7 @@ class BlockAttention:
             return None
         places = torch.arange(seen.shape[1], device=seen.device)
         rows = places[-self._config.block_size :]
-        return self._config.is_seen(index, rows[:, None] - places)
+        return self._config.view(index).sees(rows[:, None] - places)
 
 
 def _table(shared: SharedParts) -> Tensor:
@@ -173,7 +174,12 @@ class DSparkNetwork(BlockNetwork):
         # What stands for the memory of a root.
         self.first_memory = head.fc.weight.new_zeros(self._markov.markov_w1.embedding_dim)
 
-    def behind(
+    @property
+    def has_confidence(self) -> bool:
+        """Whether it says how sure it is of each draft."""
+        return self._head.config.confidence_size > 0
+
+    def with_tokens(
         self, states: Tensor, raw: Tensor, tokens: Tensor, memories: Tensor
     ) -> tuple[Tensor, Tensor]:
         """[rows, draft vocabulary] of what the output head and the tokens say, and new memories.
@@ -193,7 +199,8 @@ class DSparkNetwork(BlockNetwork):
             drafts = self.states_of(new)
             raw = self.raw_logits(drafts.flatten(0, 1)).unflatten(0, drafts.shape[:2])
             for tree, states, logits in zip(new, drafts, raw, strict=True):
-                # From here on what stands for the text are the block's states and logits.
+                # From here on what stands for the text are the block's states and logits. On GPUs
+                # the target's head says float32, to which states of 16 bits are widened here.
                 tree.root = torch.cat([states, logits], dim=-1)
         rows, tokens, memories = [], [], []
         for tree in trees:
@@ -203,12 +210,13 @@ class DSparkNetwork(BlockNetwork):
                 tokens.append(tree.token if node == ROOT else expansion.tokens[node])
                 memories.append(self._memory(tree, node))
         states, raw = torch.stack(rows).tensor_split([self._size], dim=-1)
+        states = states.to(self._dtype)
         before = torch.tensor(tokens, device=self.device)
-        raw, memory = self.behind(states, raw, before, torch.stack(memories))
+        raw, memory = self.with_tokens(states, raw, before, torch.stack(memories))
         nodes = [(tree, node) for tree in trees for node in tree.job.expansion.frontier]
         for (tree, node), own in zip(nodes, memory, strict=True):
             tree.said[node] = own
-        if self._head.config.confidence_size:
+        if self.has_confidence and any(tree.job.has_end for tree in trees):
             sure = self._log_confidences(states, before)
             for (tree, node), own in zip(nodes, sure, strict=True):
                 tree.sure[node] = own

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ....core.arrays import ROOT
+from ....models.heads.dflash_config import RowView
 from ....models.heads.feature_head import FeatureHead
 from ....models.heads.head_layer import Attend
 from ....models.heads.load_head import SharedParts
@@ -124,15 +125,15 @@ class ParallelNetwork(ABC):
         """Rows of the pass behind each text, which attend to it; 0: the last row says all."""
         return 0
 
-    def is_seen(self, layer: int, back: Tensor) -> Tensor:  # noqa: ARG002 - as of `num_behind`
-        """bool for int64 distances: whether such a row sees the one so many places before it."""
-        return back >= 0
+    def view(self, layer: int) -> RowView:  # noqa: ARG002 - as of `num_behind`
+        """What these rows see in a layer."""
+        return RowView(is_causal=True, window=0)
 
     @abstractmethod
     def logits_of_levels(self, ends: TextEnds, levels: int, attend: Attend) -> Tensor:
         """float32 [texts, levels, vocabulary] of all the target's tokens.
 
-        attend  gets the rows of all texts, those of each one together
+        attend  gets `num_behind(levels)` rows of each text, text by text
         """
 
     @abstractmethod

@@ -19,7 +19,7 @@ FIRST_ROOM = 64
 
 
 def sides_of(keys: Tensor, values: Tensor) -> Tensor:
-    """Keys and values [rows, kv_heads, head_dim] as [2, ...]; [1, ...] if both are one tensor."""
+    """Keys and values [..., kv_heads, head_dim] as [2, ...]; [1, ...] if both are one tensor."""
     return keys[None] if values is keys else torch.stack((keys, values))
 
 

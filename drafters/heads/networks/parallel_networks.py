@@ -107,9 +107,10 @@ class MedusaNetwork(ParallelNetwork):
         return self._logits(ends.said, levels)
 
     def _all_levels(self, trees: Sequence[HeadTree]) -> Tensor:
-        return self._logits(torch.cat([tree.root for tree in trees]), self.most_levels)
+        levels = max(tree.levels for tree in trees)
+        return self._logits(torch.cat([tree.root for tree in trees]), levels)
 
-    def _logits(self, states: Tensor, levels: int | None) -> Tensor:
+    def _logits(self, states: Tensor, levels: int) -> Tensor:
         """float32 [texts, levels, vocabulary] of states [texts, width]."""
         drafts = self._heads.drafts(states)[:, :levels]
         logits = [

@@ -11,7 +11,7 @@ import pytest
 import torch
 from draftline.core.proposals import LogitsParams, Proposal
 from draftline.drafters.heads.device_trees import (
-    MOST_CONTEXTS,
+    MOST_COPIED,
     MOST_ROWS,
     DeviceTrees,
     TextEnd,
@@ -108,8 +108,10 @@ class Texts:
         return trees
 
 
-def on_host(network: HeadNetwork, ends: Sequence[TextEnd], vocab_size: int) -> list[Proposal]:
-    growth = TreeGrowth(network, vocab_size, "head", OPTIONS)
+def on_host(
+    network: HeadNetwork, ends: Sequence[TextEnd], vocab_size: int, options: HeadOptions
+) -> list[Proposal]:
+    growth = TreeGrowth(network, vocab_size, "head", options)
     trees = [
         growth.begin(
             end.kept, end.token, end.said, end.position + 2, end.distribution, end.max_nodes
@@ -122,14 +124,16 @@ def on_host(network: HeadNetwork, ends: Sequence[TextEnd], vocab_size: int) -> l
 
 @torch.inference_mode()
 def assert_same(
-    network: HeadNetwork, trees: DeviceTrees, ends: Sequence[TextEnd], vocab_size: int = VOCAB
-) -> None:
+    network: HeadNetwork, trees: DeviceTrees, ends: Sequence[TextEnd], vocab_size: int = VOCAB,
+    options: HeadOptions = OPTIONS,
+) -> None:  # fmt: skip
     grown = trees.grow(ends)
     assert grown is not None
     num_levels, proposals = grown
-    levels = min(OPTIONS.num_tokens, max(end.max_nodes for end in ends))
+    most = network.most_levels or options.num_tokens
+    levels = min(most, options.num_tokens, max(end.max_nodes for end in ends))
     assert num_levels == (0 if network.says_all_levels else levels)
-    for found, expected in zip(proposals, on_host(network, ends, vocab_size), strict=True):
+    for found, expected in zip(proposals, on_host(network, ends, vocab_size, options), strict=True):
         found.check(vocab_size)
         assert found.tokens.tolist() == expected.tokens.tolist()
         assert found.parents.tolist() == expected.parents.tolist()
@@ -204,13 +208,15 @@ def test_levels_that_are_said_at_once(
 
 
 @torch.inference_mode()
-def compare_blocks(pair: Pair, temperature: float, capture: Capture, device: str) -> None:
+def compare_blocks(
+    pair: Pair, temperature: float, capture: Capture, device: str, options: HeadOptions = OPTIONS
+) -> None:
     """Of a head whose drafts attend to the text: texts are beginnings of one, in one cache."""
     shared = load_shared_parts(pair.target, "float32", device)
     network = network_of(load_head(pair.folder, device=device), shared)
     features = network.project(torch.from_numpy(pair.features(TEXT)).to(device))
     kv, said = paged_kv_of(network, NUM_SLOTS, features[:1], torch.float32)
-    trees = device_trees("head", network, kv, said, published.VOCAB, OPTIONS, capture)
+    trees = device_trees("head", network, kv, said, published.VOCAB, options, capture)
     assert trees is not None
     assert trees.capture_first()
     tokens = torch.tensor([*TEXT[1:], 3], device=device)
@@ -224,11 +230,13 @@ def compare_blocks(pair: Pair, temperature: float, capture: Capture, device: str
         ends = [
             TextEnd(
                 int(tokens[count - 1]), count - 1, said[last : last + 1], text,
-                own.astype(np.int32), way(temperature, seed=count), MAX_NODES,
+                own.astype(np.int32), way(temperature, seed=count), max_nodes,
             )
-            for count, last, text, own in zip(counts, last_rows, kept, slots, strict=True)
+            for count, last, text, own, max_nodes in zip(
+                counts, last_rows, kept, slots, (MAX_NODES, 1, 2, MAX_NODES), strict=False
+            )
         ]  # fmt: skip
-        assert_same(network, trees, ends, published.VOCAB)
+        assert_same(network, trees, ends, published.VOCAB, options)
 
 
 @on_cpus
@@ -239,6 +247,16 @@ def test_blocks_and_masks_behind_texts(
 ) -> None:
     compare_blocks(pair_of(kind, tmp_path), temperature, graphs, "cpu")
     assert sum(graphs.num_replays) == 3
+
+
+@on_cpus
+@pytest.mark.parametrize("num_tokens", [1, 2, 5])
+@pytest.mark.parametrize("kind", ["p_eagle", "dflash", "rnn_dspark"])
+def test_fewer_levels_than_a_head_says_and_more(
+    kind: str, num_tokens: int, graphs: RecordedGraphs, tmp_path: Path
+) -> None:
+    options = replace(OPTIONS, num_tokens=num_tokens)
+    compare_blocks(pair_of(kind, tmp_path), 0.8, graphs, "cpu", options)
 
 
 @on_cpus
@@ -259,7 +277,7 @@ def test_what_no_graph_holds_is_left_to_the_host(graphs: RecordedGraphs) -> None
     typical = way(1.0, LogitsParams(typical_p=0.5))
     assert trees.grow([end._replace(distribution=typical)]) is None
     assert trees.grow([end] * (MOST_ROWS // OPTIONS.top_k + 1)) is None
-    assert trees.grow([end._replace(slots=np.zeros(MOST_CONTEXTS + 1, dtype=np.int32))]) is None
+    assert trees.grow([end._replace(slots=np.zeros(MOST_COPIED + 1, dtype=np.int32))]) is None
     assert graphs.num_replays == []
     assert_same(texts.network, trees, [end])
 
@@ -279,6 +297,26 @@ def test_other_trees_and_stages_without_graphs_have_none() -> None:
     parts = "head", texts.network, texts.kv, said, VOCAB
     assert device_trees(*parts, replace(OPTIONS, tree="chain"), Failing()) is None
     assert device_trees(*parts, OPTIONS, None) is None
+    # Of heads that do not tell how sure they are, nothing ends a tree.
+    assert device_trees(*parts, replace(OPTIONS, min_confidence=0.5), Failing()) is not None
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", ["gated", "rnn"])
+def test_a_host_grows_trees_of_a_target_whose_head_says_float32(kind: str, tmp_path: Path) -> None:
+    """As that of a GPU does, whose states have 16 bits."""
+    pair, shapes = pair_of("dspark", tmp_path), published.dspark(kind)
+    del shapes["lm_head.weight"]
+    folder = published.save(tmp_path / kind, shapes, published.DSPARK)
+    shared = load_shared_parts(pair.target, "bfloat16", "cpu")
+    wide = replace(shared, head=lambda states: shared.head(states).float())
+    network = network_of(load_head(folder, torch.bfloat16), wide)
+    features = network.project(torch.from_numpy(pair.features(TEXT)))
+    rows, kept = torch.arange(len(features)), KeptKeys(network.num_layers)
+    said = network.read(features, rows, rows, [kept], [len(rows)])[-1:]
+    end = TextEnd(5, len(rows) - 1, said, kept, NO_SLOTS, way(0.8), MAX_NODES)
+    [proposal] = on_host(network, [end], published.VOCAB, OPTIONS)
+    assert len(proposal.tokens) > OPTIONS.num_tokens
 
 
 def test_after_a_capture_that_failed_the_host_grows_all_trees(

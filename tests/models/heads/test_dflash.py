@@ -84,7 +84,7 @@ def computed(head: DFlash, features: Tensor, embeddings: Tensor) -> Tensor:
         seen = [torch.cat(pair) for pair in zip(kept[layer], (keys, values), strict=True)]
         found = functional.scaled_dot_product_attention(
             queries.transpose(0, 1)[None], *(part.transpose(0, 1)[None] for part in seen),
-            attn_mask=head.config.is_seen(layer, places[ROWS:, None] - places), enable_gqa=True,
+            attn_mask=head.config.view(layer).sees(places[ROWS:, None] - places), enable_gqa=True,
         )  # fmt: skip
         return found[0].transpose(0, 1)
 

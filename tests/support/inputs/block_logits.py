@@ -43,7 +43,7 @@ def block_states(model: Any, head: DFlash, features: Tensor, root: int) -> Tenso
     def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         seen = [torch.cat(pair)[:, 0] for pair in zip(kept[layer], (keys, values), strict=True)]
         scores = torch.einsum("qhd,kd->hqk", queries, seen[0]) / published.HEAD**0.5
-        hidden = ~config.is_seen(layer, places[count:, None] - places)
+        hidden = ~config.view(layer).sees(places[count:, None] - places)
         return torch.einsum(
             "hqk,kd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), seen[1]
         )
