@@ -42,9 +42,11 @@ from .options import BEST_FIRST, DYNAMIC, MOST_CHILDREN, HeadOptions
 
 # In a pass. More keep a GPU busy for longer than their launches take.
 MOST_ROWS = 256
-# Texts are padded to a power of two of rows. Those of all requests are copied once for each layer,
-# and once more for a while: half a GiB of 8 heads of 128 in 16 bits, at most.
-LEAST_CONTEXT, MOST_COPIED = 256, 2**17
+# Texts are padded to a power of two of rows, long ones to a multiple of `LONG_STEP`.
+LEAST_CONTEXT, LONG_CONTEXT, LONG_STEP = 256, 8192, 1024
+# Rows of all requests' texts that are copied: once for each layer, and once more for a while. Half a
+# GiB, if a row is 8 heads of 128 in 16 bits.
+MOST_COPIED = 2**17
 # The graph that was used least recently is dropped.
 MOST_GRAPHS = 64
 
@@ -185,6 +187,8 @@ class DeviceTrees:
         """The size of a graph for so many texts, the longest one, and the largest tree."""
         requests, network = power_of_two(num_texts), self._network
         context = power_of_two(max(longest, LEAST_CONTEXT))
+        if context > LONG_CONTEXT:
+            context = -(-longest // LONG_STEP) * LONG_STEP
         levels, width = min(self._num_levels, max_nodes), self._top_k
         if isinstance(network, ParallelNetwork):
             levels = self._num_levels

@@ -279,6 +279,9 @@ def test_what_no_graph_holds_is_left_to_the_host(graphs: RecordedGraphs) -> None
     assert trees.grow([end] * (MOST_ROWS // OPTIONS.top_k + 1)) is None
     assert trees.grow([end._replace(slots=np.zeros(MOST_COPIED + 1, dtype=np.int32))]) is None
     assert graphs.num_replays == []
+    # Of texts that are longer than a head keeps them, there are a few rows more than 8,192.
+    longest = end._replace(slots=np.zeros(8200, dtype=np.int32))
+    assert trees.grow([longest] * 4) is not None
     assert_same(texts.network, trees, [end])
 
 
