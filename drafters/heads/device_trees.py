@@ -44,8 +44,8 @@ from .options import BEST_FIRST, DYNAMIC, MOST_CHILDREN, HeadOptions
 MOST_ROWS = 256
 # Texts are padded to a power of two of rows, long ones to a multiple of `LONG_STEP`.
 LEAST_CONTEXT, LONG_CONTEXT, LONG_STEP = 256, 8192, 1024
-# Rows of all requests' texts that are copied: once for each layer, and once more for a while. Half a
-# GiB, if a row is 8 heads of 128 in 16 bits.
+# Rows of all requests' texts that are copied: once for each layer, and once more for a while. If a
+# row is 8 heads of 128 in 16 bits, that is half a GiB.
 MOST_COPIED = 2**17
 # The graph that was used least recently is dropped.
 MOST_GRAPHS = 64
