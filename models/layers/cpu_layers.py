@@ -129,7 +129,6 @@ class CpuLayers:
             _take_layer(layer, kinds.index(kind or ""))
             for layer, kind in zip(part.layers, part.layer_types, strict=True)
         ]
-        self._num_layers = len(layers)
         # Kept here, too, so that their bytes can be counted.
         self._tensors = [tensor for layer in layers for tensor in layer.tensors]
         self._layers = torch.classes.draftline.Layers(
@@ -146,16 +145,16 @@ class CpuLayers:
         self.num_weights = Counter(weight.kind for weight in weights)
 
     def __call__(
-        self, states: Tensor, tables: Mapping[str | None, Rotation], span: slice = slice(None)
+        self, states: Tensor, tables: Mapping[str | None, Rotation], stops: Sequence[int] = ()
     ) -> Tensor:
-        """Hidden states [rows, hidden_size], in and out; within `computing` of a step.
+        """[rows, (1 + stops) * hidden_size] of hidden states [rows, hidden_size]: those after all
+        layers, and behind them those after so many of the layers, rising; within `computing` of a
+        step.
 
-        `tables` are those of a flat `RotaryTable`, of all positions; `span` selects the slice's
-        layers to run.
+        `tables` are those of a flat `RotaryTable`, of all positions.
         """
-        first, last, _ = span.indices(self._num_layers)
         return torch.ops.draftline.run_layers(
-            self._layers, states.contiguous(), self._rotations(tables), first, max(first, last)
+            self._layers, states.contiguous(), self._rotations(tables), stops
         )
 
     def normed(self, hidden: Tensor) -> Tensor:

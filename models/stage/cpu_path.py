@@ -147,7 +147,9 @@ class CpuPath:
             return states.new_empty(0, self.taps.output_size)
         tables = self._rotary.tables_of(int(step.positions.max()))
         with computing(step, self.kv, self.block_size):
-            return self.taps.run(states, lambda states, span: self._layers(states, tables, span))
+            return self.taps.run_at_once(
+                states, lambda states, stops: self._layers(states, tables, stops)
+            )
 
     def normed(self, hidden: Tensor) -> Tensor:
         """The last layer's states [rows, hidden_size] as the output head reads them."""

@@ -82,6 +82,18 @@ class HiddenStateTaps:
         states = run_layers(states, slice(first, None))
         return torch.cat([states, *noted], dim=-1)
 
+    def run_at_once(
+        self, states: Tensor, run_layers: Callable[[Tensor, Sequence[int]], Tensor]
+    ) -> Tensor:
+        """As `run`, by a call that records the states after so many layers itself, side by side
+        behind those after the last one."""
+        states, before = states.split(self._inputs, dim=-1)
+        said = run_layers(states, self._stops)
+        if not before.shape[1]:
+            return said
+        own, noted = said.tensor_split([states.shape[1]], dim=-1)
+        return torch.cat([own, before, noted], dim=-1)
+
     def features(self, states: Tensor, norm: Callable[[Tensor], Tensor]) -> Tensor:
         """float32 [rows, width]: the drafters' features, from the last stage's states of some
         rows."""

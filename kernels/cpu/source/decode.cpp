@@ -18,9 +18,28 @@
 namespace draftline {
 namespace {
 
+// [rows, (1 + stops) * hidden size]: the states after all layers, then those before each stop, a
+// rising number of layers. In one call, as code between two of them runs with cold caches.
 at::Tensor run_layers(const c10::intrusive_ptr<Layers>& layers, const at::Tensor& states,
-                      at::TensorList rotations, int64_t first, int64_t last) {
-  return layers->run(states.clone(), rotations, first, last);
+                      at::TensorList rotations, at::IntArrayRef stops) {
+  if (stops.empty()) return layers->run(states.clone(), rotations, 0, layers->size());
+  const int64_t rows = states.size(0), hidden = states.size(1), width = (1 + stops.size()) * hidden;
+  at::Tensor out = at::empty({rows, width}, states.options()), now = states.clone();
+  const auto record = [&](int64_t column) {
+    const float* from = now.const_data_ptr<float>();
+    float* to = out.data_ptr<float>() + column * hidden;
+    for (int64_t row = 0; row < rows; ++row)
+      std::memcpy(to + row * width, from + row * hidden, hidden * sizeof(float));
+  };
+  int64_t first = 0;
+  for (size_t i = 0; i < stops.size(); ++i) {
+    now = layers->run(now, rotations, first, stops[i]);
+    record(i + 1);
+    first = stops[i];
+  }
+  now = layers->run(now, rotations, first, layers->size());
+  record(0);
+  return out;
 }
 
 // The modules after the layers.
@@ -156,7 +175,7 @@ TORCH_LIBRARY_FRAGMENT(draftline, library) {
                        int64_t, int64_t>());
   library.def(
       "run_layers(__torch__.torch.classes.draftline.Layers layers, Tensor states, Tensor[] rotations,"
-      " int first, int last) -> Tensor");
+      " int[] stops) -> Tensor");
   library.def(
       "decode(__torch__.torch.classes.draftline.Layers layers, Tensor first, Tensor slots, Tensor "
       "positions, Tensor table, Tensor norm, float eps, Tensor[] weight, int outputs, Tensor? bias, "
