@@ -338,7 +338,8 @@ class MultiStepInput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadInput:
-    """What trained heads read of a step, and draft after it. Never beside several tokens a request.
+    """What trained heads read of a step, and draft after it. Beside several tokens a request they
+    only read.
 
     feature_requests  indices of requests, rising, whose features are returned: those of all rows of
                       a prompt chunk, of a tree's root and its accepted nodes

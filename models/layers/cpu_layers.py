@@ -189,6 +189,7 @@ class CpuLayers:
         sampling: SamplingRows,
         end_ids: Int32,
         tables: Mapping[str | None, Rotation],
+        stops: Sequence[int] = (),
         said: Tensor | None = None,
     ) -> Int32:
         """Decode several tokens after `tokens`, int32 [rows]; returns int32 [passes, rows]. Ends
@@ -199,7 +200,8 @@ class CpuLayers:
         Within `computing` of a step of a row a request, whose `sampling` is unfiltered.
 
         slots, positions  int32 [passes, rows]  of the rows of each pass; the first are the step's
-        said  float32 [passes, rows, hidden_size]  is filled with the last layer's states
+        said  float32 [passes, rows, (1 + stops) * hidden_size]  is filled with what a call returns
+              of each pass
         """
         assert self._norm is not None
         assert self._head is not None
@@ -209,7 +211,7 @@ class CpuLayers:
             torch.from_numpy(positions), embed.weight, *self._norm, weight, outputs, bias, softcap,
             torch.from_numpy(sampling.temperature), torch.from_numpy(sampling.seed),
             torch.from_numpy(sampling.position), torch.from_numpy(end_ids),
-            self._rotations(tables), said,
+            self._rotations(tables), stops, said,
         )  # fmt: skip
         return chosen.numpy()
 

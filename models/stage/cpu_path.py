@@ -106,8 +106,7 @@ class DecodedTokens(NamedTuple):
     """What `CpuPath.decode` found.
 
     tokens    int32 [passes, rows]; -1 in the only pass after a row that is not finite
-    features  float32 [passes, rows, width]  of the taps; None: not wanted, or states between two
-              layers are
+    features  float32 [passes, rows, width]  of the taps; None: not wanted
     """
 
     tokens: Int32
@@ -183,13 +182,13 @@ class CpuPath:
         assert self._embed is not None
         slots, positions = rows
         tables, said = self._rotary.tables_of(int(positions.max()) + 1), None
-        if with_features and not self.taps.needs_layers:
-            said = torch.empty(*slots.shape, self.part.config.hidden_size)
+        if with_features:
+            said = torch.empty(*slots.shape, self.taps.output_size)
         with computing(step, self.kv, self.block_size):
             if is_table(self._embed) and step.sampling.is_unfiltered:
                 tokens = self._layers.decode(
                     step.token_ids, slots, positions, self._embed, self.part.softcap,
-                    step.sampling, wanted.end_ids, tables, said,
+                    step.sampling, wanted.end_ids, tables, self.taps.stops, said,
                 )  # fmt: skip
             else:
                 tokens = self._pass_by_pass(step, wanted.end_ids, rows, tables, said, sampler)
@@ -219,11 +218,12 @@ class CpuPath:
             if index:
                 advance(slots[index], positions[index])
                 sampling = replace(sampling, position=step.sampling.position + index)
-            hidden = self._layers(
-                embedded(self._embed, to_device(tokens, self.part.device)), tables
-            )
-            if said is not None:
-                said[index] = hidden
+            states = embedded(self._embed, to_device(tokens, self.part.device))
+            if said is None:
+                hidden = self._layers(states, tables)
+            else:
+                said[index] = self._layers(states, tables, self.taps.stops)
+                hidden = said[index, :, : self.part.config.hidden_size]
             logits = self.logits(hidden)
             tokens = decoded[index] = sampler.choose(logits, sampling).numpy()
             if (tokens < 0).any():

@@ -43,6 +43,7 @@ class HiddenStateTaps:
     """The taps of one stage.
 
     input_size, output_size  columns of the hidden states that it takes and returns
+    stops                    numbers of the stage's layers after which it records states, rising
     """
 
     def __init__(self, layers: Sequence[int], span: LayerSpan, hidden_size: int) -> None:
@@ -52,8 +53,7 @@ class HiddenStateTaps:
         # The taps within the stage.
         first = -1 if span.is_first else span.first
         self._own = [layer for layer in layers if first <= layer < min(span.last, last)]
-        # The number of the stage's layers that run before each tap.
-        self._stops = [layer + 1 - span.first for layer in self._own]
+        self.stops = [layer + 1 - span.first for layer in self._own]
         self._inputs = carried_sizes(layers, span.first, span.num_layers, hidden_size)
         self._outputs = carried_sizes(layers, span.last, span.num_layers, hidden_size)
         self.input_size, self.output_size = sum(self._inputs), sum(self._outputs)
@@ -75,7 +75,7 @@ class HiddenStateTaps:
         if self.input_size > self._inputs[0]:
             # The kernels need contiguous rows.
             states = states.contiguous()
-        for stop in self._stops:
+        for stop in self.stops:
             states = run_layers(states, slice(first, stop))
             first = stop
             noted.append(states)
@@ -88,7 +88,7 @@ class HiddenStateTaps:
         """As `run`, by a call that records the states after so many layers itself, side by side
         behind those after the last one."""
         states, before = states.split(self._inputs, dim=-1)
-        said = run_layers(states, self._stops)
+        said = run_layers(states, self.stops)
         if not before.shape[1]:
             return said
         own, noted = said.tensor_split([states.shape[1]], dim=-1)

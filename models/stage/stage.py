@@ -189,8 +189,9 @@ class Stage:
         assert isinstance(self.path, CpuPath)
         self._move(step.moves)
         rows = following_rows(step, wanted.num_tokens, self.block_size)
+        with_features = self._heads is not None and bool(step.heads.tasks)
         tokens, features = self.path.decode(
-            step, wanted, rows, self._sampler, with_features=self._heads is not None
+            step, wanted, rows, self._sampler, with_features=with_features
         )
         # Decoding stops at a row that is not finite.
         not_finite = np.flatnonzero(tokens[0] < 0).astype(np.int32)

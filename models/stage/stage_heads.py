@@ -220,7 +220,7 @@ class StageHeads:
         """Keep the features of a multi-step decoding step until drafts are wanted.
 
         rows      slots and positions of each pass, int32 [passes, requests] each
-        features  float32 [passes, requests, width]; None: the heads need none
+        features  float32 [passes, requests, width]; None: no head has a task
         """
         self._release(step)
         self._read_delayed()

@@ -18,27 +18,36 @@
 namespace draftline {
 namespace {
 
-// [rows, (1 + stops) * hidden size]: the states after all layers, then those before each stop, a
-// rising number of layers. In one call, as code between two of them runs with cold caches.
-at::Tensor run_layers(const c10::intrusive_ptr<Layers>& layers, const at::Tensor& states,
-                      at::TensorList rotations, at::IntArrayRef stops) {
-  if (stops.empty()) return layers->run(states.clone(), rotations, 0, layers->size());
+// Runs all layers on `states`, [rows, hidden size], which are overwritten; returns those after the
+// last one. `to`, float32 [rows, (1 + stops) * hidden size], is filled with these and, behind them,
+// those before each stop, a rising number of layers.
+at::Tensor run_recording(const c10::intrusive_ptr<Layers>& layers, at::Tensor states,
+                         at::TensorList rotations, at::IntArrayRef stops, float* to) {
   const int64_t rows = states.size(0), hidden = states.size(1), width = (1 + stops.size()) * hidden;
-  at::Tensor out = at::empty({rows, width}, states.options()), now = states.clone();
   const auto record = [&](int64_t column) {
-    const float* from = now.const_data_ptr<float>();
-    float* to = out.data_ptr<float>() + column * hidden;
+    const float* from = states.const_data_ptr<float>();
     for (int64_t row = 0; row < rows; ++row)
-      std::memcpy(to + row * width, from + row * hidden, hidden * sizeof(float));
+      std::memcpy(to + row * width + column * hidden, from + row * hidden, hidden * sizeof(float));
   };
   int64_t first = 0;
   for (size_t i = 0; i < stops.size(); ++i) {
-    now = layers->run(now, rotations, first, stops[i]);
+    states = layers->run(states, rotations, first, stops[i]);
     record(i + 1);
     first = stops[i];
   }
-  now = layers->run(now, rotations, first, layers->size());
+  states = layers->run(states, rotations, first, layers->size());
   record(0);
+  return states;
+}
+
+// [rows, (1 + stops) * hidden size]: what `run_recording` records. In one call, as code between two
+// of them runs with cold caches.
+at::Tensor run_layers(const c10::intrusive_ptr<Layers>& layers, const at::Tensor& states,
+                      at::TensorList rotations, at::IntArrayRef stops) {
+  if (stops.empty()) return layers->run(states.clone(), rotations, 0, layers->size());
+  const int64_t width = (1 + stops.size()) * states.size(1);
+  at::Tensor out = at::empty({states.size(0), width}, states.options());
+  run_recording(layers, states.clone(), rotations, stops, out.data_ptr<float>());
   return out;
 }
 
@@ -123,15 +132,15 @@ struct Ends {
 
 // `slots` and `positions` [passes, rows] are those of the rows of each pass; the first are those of
 // the thread's step. Returns int32 [passes, rows], with fewer passes once all answers have ended or
-// logits are not finite. `said` [passes, rows, hidden] is filled with the last layer's states, if
-// they are wanted.
+// logits are not finite. `said` [passes, rows, (1 + stops) * hidden], if it is wanted, is filled
+// with what `run_recording` records of each pass.
 at::Tensor decode(const c10::intrusive_ptr<Layers>& layers, const at::Tensor& first,
                   const at::Tensor& slots, const at::Tensor& positions, const at::Tensor& table,
                   const at::Tensor& norm, double eps, at::TensorList weight, int64_t outputs,
                   const std::optional<at::Tensor>& bias, std::optional<double> softcap,
                   const at::Tensor& temperatures, const at::Tensor& seeds,
                   const at::Tensor& sampled, const at::Tensor& end_ids, at::TensorList rotations,
-                  const std::optional<at::Tensor>& said) {
+                  at::IntArrayRef stops, const std::optional<at::Tensor>& said) {
   const int64_t passes = slots.size(0), rows = first.size(0), hidden = table.size(1);
   check(first, at::kInt, now.rows());
   check(slots, at::kInt, passes * rows), check(positions, at::kInt, passes * rows);
@@ -141,7 +150,8 @@ at::Tensor decode(const c10::intrusive_ptr<Layers>& layers, const at::Tensor& fi
   TORCH_CHECK(end_ids.dim() == 2 && end_ids.size(0) == rows);
   check(end_ids, at::kInt, end_ids.numel());
   if (bias) check(*bias, at::kFloat, outputs);
-  if (said) check(*said, at::kFloat, passes * rows * hidden);
+  const int64_t recorded = rows * (1 + stops.size()) * hidden;
+  if (said) check(*said, at::kFloat, passes * recorded);
   const Head head{norm, weight, eps, outputs, bias, softcap};
   Ends ends(end_ids);
   const Sampling sampling{temperatures, seeds, sampled};
@@ -151,11 +161,10 @@ at::Tensor decode(const c10::intrusive_ptr<Layers>& layers, const at::Tensor& fi
   for (int64_t pass = 0; pass < passes; ++pass) {
     if (pass) advance_step(slots[pass], positions[pass]);
     embed(table, tokens, states);
-    const at::Tensor last = layers->run(states, rotations, 0, layers->size());
-    if (said) {
-      std::memcpy(said->data_ptr<float>() + pass * rows * hidden, last.const_data_ptr<float>(),
-                  rows * hidden * sizeof(float));
-    }
+    const at::Tensor last =
+        said ? run_recording(layers, states, rotations, stops,
+                             said->data_ptr<float>() + pass * recorded)
+             : layers->run(states, rotations, 0, layers->size());
     at::Tensor logits = head.logits(last);
     int32_t* chosen = out.data_ptr<int32_t>() + pass * rows;
     // Only the first pass of a step reports logits that are not finite.
@@ -180,7 +189,7 @@ TORCH_LIBRARY_FRAGMENT(draftline, library) {
       "decode(__torch__.torch.classes.draftline.Layers layers, Tensor first, Tensor slots, Tensor "
       "positions, Tensor table, Tensor norm, float eps, Tensor[] weight, int outputs, Tensor? bias, "
       "float? softcap, Tensor temperatures, Tensor seeds, Tensor sampled, Tensor end_ids, Tensor[] "
-      "rotations, Tensor(a!)? said=None) -> Tensor");
+      "rotations, int[] stops, Tensor(a!)? said=None) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(draftline, CPU, library) {

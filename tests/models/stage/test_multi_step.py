@@ -9,15 +9,25 @@ import numpy as np
 import pytest
 import torch
 from draftline.core.arrays import Int32
-from draftline.core.steps import MultiStepInput, SamplingRows, StepInput, StepOutput
+from draftline.core.steps import (
+    HeadDrafts,
+    HeadInput,
+    HeadTask,
+    MultiStepInput,
+    SamplingRows,
+    StepInput,
+    StepOutput,
+)
 from draftline.models.load.partition import LayerSpan
 from draftline.models.stage.cpu_path import CpuPath
 from draftline.models.stage.load_stage import load_stage
 from draftline.models.stage.options import StageOptions
 from draftline.models.stage.stage import Stage
+from draftline.models.stage.stage_heads import MakeHeads, TextRows
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
 from support.tools.cpu_kernels import FOLDER, load_cpu_kernels
 from support.tools.tiny_models import KINDS, VOCAB_SIZE, save_tiny_model
+from torch import Tensor
 
 pytestmark = pytest.mark.compiler
 
@@ -36,11 +46,18 @@ def built() -> None:
     load_cpu_kernels()
 
 
-def prompted_stage(folder: Path, kind: str) -> Stage:
+def prompted_stage(
+    folder: Path,
+    kind: str,
+    feature_layers: tuple[int, ...] = (),
+    make_heads: MakeHeads | None = None,
+) -> Stage:
     """One that has cached all prompts but their last tokens."""
     layers = KINDS[kind].config().num_hidden_layers
-    options = StageOptions(compile="auto", compile_cache=str(FOLDER))
-    stage = load_stage(folder, LayerSpan(0, layers, layers), 60, BLOCK_SIZE, options=options)
+    options = StageOptions(compile="auto", compile_cache=str(FOLDER), feature_layers=feature_layers)
+    stage = load_stage(
+        folder, LayerSpan(0, layers, layers), 60, BLOCK_SIZE, options=options, make_heads=make_heads
+    )
     parts = zip(REQUESTS, PROMPTS, strict=True)
     stage.run(make_step([request.chunk(prompt[:-1], 0) for request, prompt in parts]))
     return stage
@@ -79,6 +96,77 @@ def test_tokens_and_kv_are_those_of_single_steps(
     assert np.array_equal(found.decoded, np.stack(expected[1:], axis=1))
     assert np.array_equal(found.target_tokens, expected[1])
     assert torch.equal(one.kv.data, several.kv.data)
+
+
+class ReadingHead:
+    """A head that only keeps what it is given to read."""
+
+    name = "head"
+    kv_bytes = 0
+
+    def __init__(self) -> None:
+        self.texts: list[TextRows] = []
+        self.features: list[Tensor] = []
+
+    def reset(self) -> None:
+        """Nothing."""
+
+    def move(self, moves: Int32) -> None:
+        """Nothing."""
+
+    def overwritten(self, slots: Int32) -> None:
+        """Nothing."""
+
+    def release(self) -> None:
+        """Nothing."""
+
+    def read_later(self, texts: TextRows, features: Tensor) -> None:
+        """Keep both."""
+        self.texts.append(texts)
+        self.features.append(features)
+
+    def draft(
+        self, step: StepInput, texts: TextRows, features: Tensor, task: HeadTask
+    ) -> HeadDrafts:
+        """Never called: the steps' tasks are of no request."""
+        raise AssertionError
+
+
+@pytest.mark.parametrize("top_k", [0, 3])
+@pytest.mark.parametrize("feature_layers", [(3,), (1, 2), (-1, 0, 3)])
+def test_heads_read_the_states_of_single_steps(
+    feature_layers: tuple[int, ...], top_k: int, tmp_path: Path
+) -> None:
+    """Also those between two layers; by the operator, and pass by pass."""
+    save_tiny_model("llama", tmp_path)
+    assert KINDS["llama"].config().num_hidden_layers == 4
+    one, head = prompted_stage(tmp_path, "llama", feature_layers), ReadingHead()
+    several = prompted_stage(tmp_path, "llama", feature_layers, lambda _: [head])
+
+    def step_of(tokens: Int32, num_before: int) -> StepInput:
+        step = decoding_step(tokens, num_before, 1.5)
+        return replace(step, sampling=replace(step.sampling, top_k=np.full(3, top_k, "i4")))
+
+    tokens = np.array([prompt[-1] for prompt in PROMPTS], dtype=np.int32)
+    step, expected, said = step_of(tokens, 0), [], []
+    for index in range(COUNT):
+        own = replace(step_of(tokens, index), heads=HeadInput(feature_requests=(0, 1, 2)))
+        output = one.run(own)
+        assert isinstance(output, StepOutput)
+        assert output.features is not None
+        tokens = output.target_tokens
+        said.append(tokens)
+        expected.append(output.features)
+    tasks = (HeadTask("head", (), (), ()),)
+    several.run(
+        replace(
+            step, multi_step=MultiStepInput(COUNT, NO_ENDS), heads=HeadInput(tasks=tasks),
+            request_keys=(7, 8, 9),
+        )
+    )  # fmt: skip
+    [texts], [features] = head.texts, head.features
+    assert np.array_equal(texts.following, np.stack(said, axis=1).ravel())
+    assert np.array_equal(features.numpy(), np.stack(expected, axis=1).reshape(features.shape))
 
 
 @pytest.mark.parametrize("top_k", [0, 3])
