@@ -302,14 +302,15 @@ class SpecFormerNetwork(ParallelNetwork):
     def logits_of_levels(self, ends: TextEnds, levels: int, attend: Attend) -> Tensor:
         """As `ParallelNetwork`."""
         del attend
-        return self._logits(ends.said)[:, :levels]
+        return self._logits(ends.said, levels)
 
     def _all_levels(self, trees: Sequence[HeadTree]) -> Tensor:
-        return self._logits(torch.cat([tree.root for tree in trees]))
+        levels = max(tree.levels for tree in trees)
+        return self._logits(torch.cat([tree.root for tree in trees]), levels)
 
-    def _logits(self, roots: Tensor) -> Tensor:
-        """float32 [texts, draft_length, vocabulary] by what last rows said, [texts, width]."""
-        drafts = self._head.drafts(roots)
+    def _logits(self, roots: Tensor, levels: int) -> Tensor:
+        """float32 [texts, levels, vocabulary] by what last rows said, [texts, width]."""
+        drafts = self._head.drafts(roots)[:, :levels]
         logits = self._shared.logits(self._shared.norm(drafts.flatten(0, 1)))
         return logits.unflatten(0, drafts.shape[:2])
 
