@@ -279,7 +279,7 @@ class HeadDrafts(NamedTuple):
     seconds    that reading and drafting took
     last_rows  int32 [trees]  of each tree that is no chunk, the last row, from its root on, that
                the stage took for committed: what the coordinator finds, too. None: not given
-    num_levels  of its trees that took a pass each; 0: one says all of them
+    num_levels  of its trees that took a pass each; 0: one drafted all of them
     """
 
     source: str

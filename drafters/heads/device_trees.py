@@ -4,7 +4,7 @@
 Here shapes are fixed. The device itself takes the candidates of a level, ranks them with the
 requests' noise, and chooses the nodes that go on, as `drafters/model/` does it on the host:
 `TreeJob`, `rank_siblings` and `DynamicExpansion` in tensors. The host copies all levels at the end.
-`TreeGraph` is of heads that draft level by level, `LevelsGraph` of those that say all levels at
+`TreeGraph` is of heads that draft level by level, `LevelsGraph` of those that draft all levels at
 once.
 
 A graph is captured when its size is first needed.
@@ -58,7 +58,7 @@ class TextEnd(NamedTuple):
 
     token      the last one, the tree's root
     position   of the text's last row, one before the token's
-    said       [1, width]  by that row
+    output     [1, width]  of that row
     kept       keys and values of the text's rows
     slots      int32 [rows]  where the head's cache has these; one at least
     max_nodes  of the tree
@@ -66,7 +66,7 @@ class TextEnd(NamedTuple):
 
     token: int
     position: int
-    said: Tensor
+    output: Tensor
     kept: KeptKeys
     slots: Int32
     distribution: TextDistribution
@@ -92,18 +92,19 @@ class GraphSize(NamedTuple):
 
 
 def device_trees(
-    name: str, network: HeadNetwork, kv: PagedKv, said: Tensor, vocab_size: int,
+    name: str, network: HeadNetwork, kv: PagedKv, output: Tensor, vocab_size: int,
     options: HeadOptions, capture: Capture | None,
 ) -> DeviceTrees | None:  # fmt: skip
     """Of a head whose trees a graph can grow; None for others, and where nothing is captured.
 
     These are EAGLE-2's trees of heads that draft level by level, unless their confidence ends them,
-    and trees of the best nodes of heads that say all levels at once. `said`: what any row said,
-    [1, width].
+    and trees of the best nodes of heads that draft all levels at once.
+
+    output  [1, width]  of any row
     """
     if capture is None:
         return None
-    tree = options.of_head(says_all_levels=network.says_all_levels).tree
+    tree = options.of_head(is_parallel=network.is_parallel).tree
     if isinstance(network, ParallelNetwork):
         fits = tree == BEST_FIRST
     elif isinstance(network, FeatureNetwork | DSparkNetwork):
@@ -112,7 +113,7 @@ def device_trees(
         fits = fits and not (is_cut and options.min_confidence)
     else:
         return None
-    return DeviceTrees(name, network, kv, said, vocab_size, options, capture) if fits else None
+    return DeviceTrees(name, network, kv, output, vocab_size, options, capture) if fits else None
 
 
 GraphNetwork = FeatureNetwork | DSparkNetwork | ParallelNetwork
@@ -122,11 +123,11 @@ class DeviceTrees:
     """Trees of one head, whose texts are in one cache. One thread uses it."""
 
     def __init__(
-        self, name: str, network: GraphNetwork, kv: PagedKv, said: Tensor, vocab_size: int,
+        self, name: str, network: GraphNetwork, kv: PagedKv, output: Tensor, vocab_size: int,
         options: HeadOptions, capture: Capture,
     ) -> None:  # fmt: skip
-        """`name`: the `source` of its proposals; `said`: what any row said, [1, width]."""
-        self._name, self._network, self._kv, self._said = name, network, kv, said
+        """`name`: the `source` of its proposals; `output`: of any row, [1, width]."""
+        self._name, self._network, self._kv, self._output = name, network, kv, output
         self._vocab_size, self._capture = vocab_size, capture
         self._sampler = KernelSampler()
         self._top_k = options.top_k
@@ -179,7 +180,7 @@ class DeviceTrees:
             return None
         depths = [min(self._num_levels, end.max_nodes) for end in ends]
         proposals = graph.propose(self._name, ends, depths)
-        return (0 if self._network.says_all_levels else size.levels), proposals
+        return (0 if self._network.is_parallel else size.levels), proposals
 
     def _size(
         self, num_texts: int, longest: int, max_nodes: int, *, samples: bool, filters: bool
@@ -233,7 +234,7 @@ class DeviceTrees:
 
     def _made(self, size: GraphSize) -> HeadGraph:
         network = self._network
-        shared = self._kv, self._sampler, self._vocab_size, self._said, size
+        shared = self._kv, self._sampler, self._vocab_size, self._output, size
         if isinstance(network, ParallelNetwork):
             return LevelsGraph(network, *shared)
         return TreeGraph(network, *shared)
@@ -252,7 +253,7 @@ class HeadGraph(ABC):
     """
 
     def __init__(
-        self, kv: PagedKv, sampler: KernelSampler, vocab_size: int, said: Tensor, size: GraphSize,
+        self, kv: PagedKv, sampler: KernelSampler, vocab_size: int, output: Tensor, size: GraphSize,
         rows_each: int, stride: int,
     ) -> None:  # fmt: skip
         """`rows_each`: rows of a request in a level; `stride`: of a level in the sampling tables.
@@ -260,15 +261,15 @@ class HeadGraph(ABC):
         self._kv, self._sampler, self._size = kv, sampler, size
         self._rows_each, self._stride = rows_each, stride
         self._num_top = min(size.width * (OVERSAMPLE if size.samples else 1), vocab_size)
-        self._tables = SamplingTables(size.levels * self._stride, vocab_size, said.device)
+        self._tables = SamplingTables(size.levels * self._stride, vocab_size, output.device)
         self._tables.samples, self._tables.filters = size.samples, size.filters
         sizes = {
             "slots": size.requests * size.context, "lengths": size.requests,
             "positions": size.requests, "tokens": size.requests, "num_candidates": size.requests,
         }  # fmt: skip
-        self._inputs = StagedBuffer(sum(map(aligned, sizes.values())), said.device)
+        self._inputs = StagedBuffer(sum(map(aligned, sizes.values())), output.device)
         self._sections = StagedBuffer.sections(sizes)
-        self._said = said.new_zeros(size.requests, said.shape[1])
+        self._outputs = output.new_zeros(size.requests, output.shape[1])
         # Until it is captured.
         self.replay: Work = self.grow
 
@@ -283,7 +284,7 @@ class HeadGraph(ABC):
     def _run(self, ends: Sequence[TextEnd]) -> None:
         ends = [*ends, *[ends[0]] * (self._size.requests - len(ends))]
         self._fill(ends)
-        torch.cat([end.said for end in ends], out=self._said)
+        torch.cat([end.output for end in ends], out=self._outputs)
         self.replay()
 
     def _fill(self, ends: Sequence[TextEnd]) -> None:
@@ -323,7 +324,7 @@ class HeadGraph(ABC):
     def _ends(self) -> TextEnds:
         """Of the texts, on the device."""
         tokens, positions = self._input("tokens").long(), self._input("positions").long()
-        return TextEnds(tokens, positions, self._said)
+        return TextEnds(tokens, positions, self._outputs)
 
     def _texts(self, num_behind: int) -> GatheredTexts:
         """The texts, with room for so many rows behind each."""
@@ -363,17 +364,17 @@ class HeadGraph(ABC):
 
 
 class LevelsGraph(HeadGraph):
-    """The levels of a head that says all of them in one pass."""
+    """The levels of a head that drafts all of them in one pass."""
 
     def __init__(
         self, network: ParallelNetwork, kv: PagedKv, sampler: KernelSampler, vocab_size: int,
-        said: Tensor, size: GraphSize,
+        output: Tensor, size: GraphSize,
     ) -> None:  # fmt: skip
-        super().__init__(kv, sampler, vocab_size, said, size, rows_each=1, stride=size.requests)
+        super().__init__(kv, sampler, vocab_size, output, size, rows_each=1, stride=size.requests)
         self._network = network
         # Tokens, and their log-probabilities.
         shape = 2, size.levels * size.requests, size.width
-        self._grown = torch.zeros(shape, dtype=torch.int32, device=said.device)
+        self._grown = torch.zeros(shape, dtype=torch.int32, device=output.device)
 
     def grow(self) -> None:
         """The work that is captured."""
@@ -410,21 +411,21 @@ class TreeGraph(HeadGraph):
 
     def __init__(
         self, network: FeatureNetwork | DSparkNetwork, kv: PagedKv, sampler: KernelSampler,
-        vocab_size: int, said: Tensor, size: GraphSize,
+        vocab_size: int, output: Tensor, size: GraphSize,
     ) -> None:  # fmt: skip
         width = size.width
         # Rows of each level begin at an aligned address.
         stride = aligned(size.requests * width)
-        super().__init__(kv, sampler, vocab_size, said, size, rows_each=width, stride=stride)
+        super().__init__(kv, sampler, vocab_size, output, size, rows_each=width, stride=stride)
         self._network = network
         # Of each level: tokens and log-probabilities of W candidates after each of W nodes, and
         # which of them go on.
         shape = size.requests, size.levels, 2 * width**2 + width
-        self._grown = torch.zeros(shape, dtype=torch.int32, device=said.device)
+        self._grown = torch.zeros(shape, dtype=torch.int32, device=output.device)
 
     def grow(self) -> None:
         """The work that is captured."""
-        requests, width, device = self._size.requests, self._size.width, self._said.device
+        requests, width, device = self._size.requests, self._size.width, self._outputs.device
         drafts = self._begun()
         # The first level has one node, the root. So that it is a level like the others, it has
         # copies of no probability, whose candidates never go on and are not proposed.
@@ -501,33 +502,33 @@ class DraftLevels(Protocol):
 
 
 class FeatureLevels:
-    """Nodes go on from what their parents said, and attend to texts and paths."""
+    """Nodes go on from the outputs of their parents, and attend to texts and paths."""
 
     def __init__(
         self, network: FeatureNetwork, ends: TextEnds, texts: GatheredTexts, width: int
     ) -> None:
         self._network = network
-        self._said = ends.said[:, None].expand(-1, width, -1)
+        self._outputs = ends.outputs[:, None].expand(-1, width, -1)
         # Of rows, which stand one before their tokens.
         self._positions = (ends.positions - 1)[:, None].expand(-1, width).flatten()
         self._attention = TreeAttention(texts, width)
 
     def first(self) -> Tensor:
         """As `DraftLevels`."""
-        return self._network.logits(self._said.flatten(0, 1))
+        return self._network.logits(self._outputs.flatten(0, 1))
 
     def next(self, parents: Tensor, tokens: Tensor) -> Tensor:
         """As `DraftLevels`."""
         self._attention.begin_level(parents)
         self._positions = self._positions + 1
-        before = of_parents(self._said, parents).flatten(0, 1)
-        said = self._network.behind(before, tokens.flatten(), self._positions, self._attention)
-        self._said = said.unflatten(0, parents.shape)
-        return self._network.logits(said)
+        before = of_parents(self._outputs, parents).flatten(0, 1)
+        outputs = self._network.behind(before, tokens.flatten(), self._positions, self._attention)
+        self._outputs = outputs.unflatten(0, parents.shape)
+        return self._network.logits(outputs)
 
 
 class MarkovLevels:
-    """A block says what it can of all levels; the tokens of paths are added level by level."""
+    """A block has logits of all levels; those of the tokens on paths are added level by level."""
 
     def __init__(
         self, network: DSparkNetwork, ends: TextEnds, attention: RowsBehind, size: GraphSize

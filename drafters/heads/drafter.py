@@ -160,9 +160,9 @@ class HeadDrafter:
         self._num_path_passes = 0
         self._growth = TreeGrowth(network, target.vocab_size, name, options, self._now)
         self._measured = self._growth.measured
-        # Where what it says is as good as a feature.
+        # Where its output is as good as a feature.
         self._onward: FeatureNetwork | None = None
-        if isinstance(network, FeatureNetwork) and not network.says_all_levels:
+        if isinstance(network, FeatureNetwork) and not network.is_parallel:
             self._onward = network
         self._requests: OpenRequests[HeadText] = OpenRequests(name)
 
@@ -209,15 +209,15 @@ class HeadDrafter:
         for commit in commits:
             self._requests.of_commit(commit).extend(commit.tokens)
             if self._measured is not None:
-                said = commit.tokens.tolist()
-                self._measured.followed(commit.request_id, commit.base_len, said)
+                tokens = commit.tokens.tolist()
+                self._measured.followed(commit.request_id, commit.base_len, tokens)
 
     @torch.inference_mode()
     def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:
         """A tree a query; smaller where the deadline passes first.
 
         Empty for a text whose last token but one has no features. Behind a path it goes on from
-        what it says itself of the path's tokens; a head that says all levels at once has what its
+        its own outputs of the path's tokens; a head that drafts all levels at once has what its
         tree behind the text has there.
         """
         texts = [self._requests.of_query(query) for query in queries]
@@ -260,9 +260,9 @@ class HeadDrafter:
         counts = [len(rows[1]) for _, rows in taken]
         kept = [text.kept for text, _ in taken]
         projected = self._network.project(values)
-        said = self._network.read(projected, tokens.long(), positions.long(), kept, counts)
+        outputs = self._network.read(projected, tokens.long(), positions.long(), kept, counts)
         for (text, _), end in zip(taken, accumulate(counts), strict=True):
-            text.note_rows(said[end - 1 : end], self._max_tokens)
+            text.note_rows(outputs[end - 1 : end], self._max_tokens)
 
     def _read_paths(self, asked: Sequence[tuple[HeadText, Query]], deadline: float | None) -> None:
         """Read the paths that the queries go on from, where the head can."""
@@ -301,7 +301,7 @@ class HeadDrafter:
         distribution.append(path)
         length = text.committed_len + len(path)
         return self._growth.begin(
-            rows.kept, path[-1], rows.said[-1], length, distribution, max_nodes
+            rows.kept, path[-1], rows.outputs[-1], length, distribution, max_nodes
         )
 
     def _proposal(self, tree: HeadTree | None, query: Query) -> Proposal:

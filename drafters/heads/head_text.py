@@ -1,6 +1,6 @@
 """A request's text as a head knows it: what it keeps of it, and features that it has not read.
 
-Rows of a path behind the text are read from what the head said itself: the target has not confirmed
+Rows of a path behind the text are read from the head's own outputs: the target has not confirmed
 the path's tokens, so there are no features of them yet.
 """
 
@@ -61,23 +61,23 @@ class KeysBehind(KeptKeys):
 
 
 class PathRows:
-    """Tokens of a path that were read, the keys and values of their rows, and what these said."""
+    """Tokens of a path that were read, and the keys, values and outputs of their rows."""
 
-    __slots__ = ("_text", "kept", "said", "tokens")
+    __slots__ = ("_text", "kept", "outputs", "tokens")
 
     def __init__(self, text: KeptKeys, last: Tensor, num_layers: int) -> None:
-        """`last`: what the text's last row said, [1, width]."""
+        """`last`: output of the text's last row, [1, width]."""
         self._text = text
         self.kept = KeysBehind(text, num_layers)
         self.tokens: list[int] = []
         # Of the text's last row, and of each of these.
-        self.said = [last]
+        self.outputs = [last]
 
     def follow(self, path: Sequence[int]) -> None:
         """Let go of what is not on this path."""
         count = num_equal(self.tokens, path)
         del self.tokens[count:]
-        del self.said[count + 1 :]
+        del self.outputs[count + 1 :]
         self.kept.keep_first(self._text.num_rows + count)
 
 
@@ -101,16 +101,16 @@ def read_paths(
         tokens = [walk.path[len(walk.rows.tokens)] for walk in active]
         # As of nodes: a row stands where the feature does that it has in place of the target's.
         positions = [walk.length - 1 + len(walk.rows.tokens) for walk in active]
-        said = network.read(
-            network.regress(torch.cat([walk.rows.said[-1] for walk in active])),
+        outputs = network.read(
+            network.regress(torch.cat([walk.rows.outputs[-1] for walk in active])),
             torch.tensor(tokens, device=network.device),
             torch.tensor(positions, device=network.device),
             [walk.rows.kept for walk in active],
             [1] * len(active),
         )
-        for walk, token, own in zip(active, tokens, said.split(1), strict=True):
+        for walk, token, own in zip(active, tokens, outputs.split(1), strict=True):
             walk.rows.tokens.append(token)
-            walk.rows.said.append(own)
+            walk.rows.outputs.append(own)
         yield
 
 
@@ -122,7 +122,7 @@ class HeadText:
 
     kept          keys and values of the rows so far
     next_position  rows before it are kept or were left out
-    last          what the last row said, [1, width]; None: the last token but one has no row
+    last          output of the last row, [1, width]; None: the last token but one has no row
     path          rows of a path behind the text, which were read last
     distribution  how the token after the text is chosen
     """
@@ -190,7 +190,7 @@ class HeadText:
         return np.concatenate(values), behind, where
 
     def note_rows(self, last: Tensor, max_rows: int) -> None:
-        """`last` is what the newest row said; at most `max_rows` are kept, or half of them."""
+        """`last` is the newest row's output; at most `max_rows` are kept, or half of them."""
         self.path = None
         if self.next_position == self.committed_len - 1:
             self.last = last

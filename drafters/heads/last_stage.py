@@ -151,11 +151,11 @@ class LastStageHead:
         """What it keeps of texts, empty."""
         parts, width = self._parts, sum(part.stop - part.start for part in self._columns)
         row = torch.zeros(1, width, dtype=parts.dtype, device=self._network.device)
-        kv, said = paged_kv_of(
+        kv, output = paged_kv_of(
             self._network, parts.num_slots, self._network.project(row), parts.dtype
         )
         trees = device_trees(
-            self.name, self._network, kv, said, self._vocab_size, self._options, parts.capture
+            self.name, self._network, kv, output, self._vocab_size, self._options, parts.capture
         )
         return _Kept(kv, WaitingRows(parts.num_slots, row), trees)
 
@@ -173,7 +173,7 @@ class LastStageHead:
         slots = to_device(laid.slots, device).split(np.diff(laid.starts).tolist())
         known = laid.num_known.tolist()
         keys = [PagedKeys(kept.kv, *own) for own in zip(slots, known, strict=True)]
-        said = self._network.read(
+        outputs = self._network.read(
             self._network.project(rows.features_of(laid.sources, features)),
             to_device(laid.following, device),
             to_device(laid.positions, device),
@@ -184,7 +184,7 @@ class LastStageHead:
         ends = laid.counts.cumsum() - 1
         last = (
             places.tolist(), laid.following[ends].tolist(), laid.positions[ends].tolist(),
-            said[ends].split(1), keys, np.split(laid.slots, laid.starts[1:-1]),
+            outputs[ends].split(1), keys, np.split(laid.slots, laid.starts[1:-1]),
         )  # fmt: skip
         return [_Text(*own) for own in zip(*last, strict=True)]
 
@@ -200,7 +200,7 @@ class LastStageHead:
         for text, way in zip(drafted, ways, strict=True):
             max_nodes = min(wanted[text.place], self._max_nodes)
             ends[text.place] = TextEnd(
-                text.token, text.position, text.said, text.kept, text.slots, way, max_nodes
+                text.token, text.position, text.output, text.kept, text.slots, way, max_nodes
             )
         return ends
 
@@ -208,7 +208,7 @@ class LastStageHead:
         """As `DeviceTrees.grow`, level by level on the host."""
         trees = [
             self._growth.begin(
-                end.kept, end.token, end.said, end.position + 2, end.distribution, end.max_nodes
+                end.kept, end.token, end.output, end.position + 2, end.distribution, end.max_nodes
             )
             for end in ends
         ]
@@ -220,7 +220,7 @@ class LastStageHead:
         ]
 
     def _note_texts(self, texts: TextRows) -> None:
-        """A step tells what followed the drafts before it."""
+        """A step has the tokens that followed the drafts before it."""
         if self._measured is not None:
             for key, first, tokens in texts.continued():
                 self._measured.followed(key, first, tokens)
@@ -243,13 +243,13 @@ class LastStageHead:
 def paged_kv_of(
     network: HeadNetwork, num_slots: int, projected: Tensor, dtype: torch.dtype
 ) -> tuple[PagedKv, Tensor]:
-    """An empty cache for what a head keeps of texts, and what the row said whose projection is
+    """An empty cache for what a head keeps of texts, and the output of the row whose projection is
     `projected`, [1, width]."""
     device = network.device
     tried = KeptKeys(network.num_layers)
     zero = torch.zeros(1, dtype=torch.int64, device=device)
     with torch.inference_mode():
-        said = network.read(projected, zero, zero, [tried], [1])
+        output = network.read(projected, zero, zero, [tried], [1])
     kept = tried.layer(0) if network.num_layers else None
     # Parallel heads keep nothing.
     num_sides, _, *shape = (2, 0, 0, 0) if kept is None else kept.shape
@@ -257,7 +257,7 @@ def paged_kv_of(
         # A latent. How much of it is a value, its layer says.
         shape.insert(1, 0)
     kv = PagedKv(network.num_layers, num_slots, *shape, dtype=dtype, device=str(device))
-    return kv, said
+    return kv, output
 
 
 class _Kept(NamedTuple):
@@ -270,18 +270,18 @@ class _Kept(NamedTuple):
 
 
 class _Text(NamedTuple):
-    """A request's text with a step: its last row, what that said, and the token behind it."""
+    """A request's text with a step: its last row, the output of that, and the token behind it."""
 
     place: int
     token: int
     position: int
-    said: Tensor
+    output: Tensor
     kept: PagedKeys
     slots: Int32
 
 
 def _distributions(step: StepInput, places: Sequence[int]) -> Iterator[TextDistribution]:
-    """How requests choose tokens, as their rows of the step say."""
+    """How requests choose tokens, by their rows of the step."""
     rows = np.searchsorted(step.logits_rows, step.request_starts[places])
     is_own = step.logits_rows[rows] < step.request_starts[np.add(places, 1)]
     assert is_own.all(), "a request that draws no token needs no draft"

@@ -26,19 +26,19 @@ MOST_CHILDREN = 64
 class HeadOptions:
     """Options of `HeadDrafter`; raises `ConfigError` naming the option.
 
-    tree        dynamic, EAGLE-2's tree of `top_k` nodes a level; best_first, of heads that say all
-                levels at once, the most probable nodes of all; auto, the second where it can be;
-                chain; sequoia, the static tree that brings most tokens a second by what was
+    tree        dynamic, EAGLE-2's tree of `top_k` nodes a level; best_first, of heads that draft
+                all levels at once, the most probable nodes of all; auto, the second where it can
+                be; chain; sequoia, the static tree that brings most tokens a second by what was
                 accepted so far; or a JSON file of a static tree (`drafters/tree_shape.py`)
     top_k       children of a node and width of a level in a dynamic tree
-    num_tokens  levels of the tree, tokens of the chain; kinds that say all drafts at once have no
+    num_tokens  levels of the tree, tokens of the chain; kinds that draft all levels at once have no
                 more than they were trained to
     distribution_size  k > 0: with a temperature, the nodes of chains and static trees are drawn
                 from the distribution of the k most probable tokens, which is declared, as
                 acceptance rules other than `coupled` need it; siblings without replacement (as
                 Sequoia's)
-    min_confidence  of heads that say how sure they are of each draft (DSpark): no nodes behind one
-                where it is less; 0: as many as the tree has
+    min_confidence  of heads that estimate the confidence of each draft (DSpark): no nodes behind
+                one where it is less; 0: as many as the tree has
     max_tokens  most tokens of a text that keys and values are kept of; the oldest are let go
     device      auto (a GPU where one is), cpu or cuda
     dtype       as torch names it, or auto: float32 on CPUs, 16 bits on GPUs
@@ -77,15 +77,15 @@ class HeadOptions:
         """The logarithm of `min_confidence`."""
         return log(self.min_confidence) if self.min_confidence else -inf
 
-    def of_head(self, *, says_all_levels: bool) -> HeadOptions:
+    def of_head(self, *, is_parallel: bool) -> HeadOptions:
         """Of a head, without `auto`. Raises `ConfigError` (`tree`)."""
-        if self.tree == BEST_FIRST and not says_all_levels:
+        if self.tree == BEST_FIRST and not is_parallel:
             raise ConfigError(
-                "tree", f"{BEST_FIRST} is of heads that say all levels at once; take {DYNAMIC}"
+                "tree", f"{BEST_FIRST} is of heads that draft all levels at once; take {DYNAMIC}"
             )
         if self.tree != AUTO:
             return self
-        return replace(self, tree=BEST_FIRST if says_all_levels else DYNAMIC)
+        return replace(self, tree=BEST_FIRST if is_parallel else DYNAMIC)
 
     def expansion(self, depth: int, max_nodes: int) -> Expansion:
         """A tree of at most so many levels and nodes; `auto` and `sequoia` are none."""

@@ -124,19 +124,19 @@ class TreeGrowth:
         self._vocab_size = vocab_size
         self._vocabulary = SameVocabulary(vocab_size)
         self._name = name
-        self._options = options.of_head(says_all_levels=network.says_all_levels)
+        self._options = options.of_head(is_parallel=network.is_parallel)
         self._sampler = choose_sampler(network.device)
         self._clock = clock
         self.num_passes = 0
         self.measured: MeasuredShapes | None = None
         if self._options.tree == SEQUOIA:
-            self.measured = MeasuredShapes(is_one_pass=network.says_all_levels, clock=clock)
+            self.measured = MeasuredShapes(is_one_pass=network.is_parallel, clock=clock)
 
     def begin(
-        self, text: KeptKeys, last_token: int, said: Tensor, length: int,
+        self, text: KeptKeys, last_token: int, output: Tensor, length: int,
         distribution: TextDistribution, max_nodes: int,
     ) -> HeadTree | None:  # fmt: skip
-        """A tree behind a text of `length` tokens, whose last row said [1, width].
+        """A tree behind a text of `length` tokens, whose last row has the `output` [1, width].
 
         None where it may have no node.
         """
@@ -147,12 +147,14 @@ class TreeGrowth:
         if not expansion.frontier:
             return None
         draws = self._draws(distribution, length)
-        sure: dict[int, float] = {}
+        log_confidences: dict[int, float] = {}
         job = TreeJob(
-            expansion, length, length, (), distribution, self._vocabulary, draws, sure,
+            expansion, length, length, (), distribution, self._vocabulary, draws, log_confidences,
             self._options.stop_below,
         )  # fmt: skip
-        return HeadTree(job, last_token, text, said, levels, text.behind(), sure=sure)
+        return HeadTree(
+            job, last_token, text, output, levels, text.behind(), log_confidences=log_confidences
+        )
 
     def grow(
         self,
@@ -160,14 +162,14 @@ class TreeGrowth:
         deadline: float | None = None,
         depth: PayingDepth | None = None,
     ) -> int:
-        """Grow them level by level, until they are complete, the deadline passes, or `depth` says
-        that another level does not pay; of heads that say all levels at once, and of trees that are
-        measured, all are drafted.
+        """Grow them level by level, until they are complete, the deadline passes, or another level
+        does not pay by `depth`. Heads that draft all levels at once, and trees that are measured,
+        get all.
 
         The number of levels that took a pass each.
         """
         growing, num_levels = trees, 0
-        if self._network.says_all_levels or self.measured is not None:
+        if self._network.is_parallel or self.measured is not None:
             depth = None
         if self.measured is not None and growing:
             self.measured.grows()
@@ -175,7 +177,7 @@ class TreeGrowth:
             jobs = [tree.job for tree in growing]
             if num_levels and depth is not None and not depth.goes_on(jobs):
                 break
-            if not (num_levels and self._network.says_all_levels):
+            if not (num_levels and self._network.is_parallel):
                 self.num_passes += 1
             num_levels += 1
             output = self._output(growing, self._network.level(growing))
@@ -187,7 +189,7 @@ class TreeGrowth:
             growing = [tree for tree in growing if tree.job.expansion.frontier]
             if self.measured is not None:
                 self.measured.level_done(is_last=not growing)
-        return 0 if self._network.says_all_levels else num_levels
+        return 0 if self._network.is_parallel else num_levels
 
     def proposal(self, tree: HeadTree | None, max_nodes: int) -> Proposal:
         """At most so many of a tree's nodes; none of no tree."""

@@ -228,7 +228,7 @@ class StaticExpansion(GrownNodes):
 class BestFirstExpansion(GrownNodes):
     """The most probable nodes where a level's distribution is the same behind all of its nodes.
 
-    For drafters that say all levels at once (DDTree, arXiv 2604.12989): of the product of the
+    For drafters that draft all levels at once (DDTree, arXiv 2604.12989): of the product of the
     levels' distributions, `best` takes the prefixes of highest probability, and no other tree of as
     many nodes is expected to be accepted further by it. One node a level, the best, stands for all
     while the levels are asked for.

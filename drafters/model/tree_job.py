@@ -33,8 +33,8 @@ class TreeJob:
     next_position  position of the nodes of the first level as their noise counts
     blocks         KV blocks of the request, with room for every node that is fed
     draws          None: candidates are the most probable tokens, and no draws
-    sure           log-probability that what is drafted after a node is accepted, by node, where
-                   the model tells it beside its distribution
+    log_confidences  log-probability that what is drafted after a node is accepted, by node, where
+                   the model estimates it
     stop_below     no candidates are taken after a node of less
     fed            nodes whose KV stands behind the text's, in the order of their slots
     declared       what each node was drawn from
@@ -48,7 +48,7 @@ class TreeJob:
     distribution: TextDistribution
     vocabulary: DraftVocabulary
     draws: TreeDraws | None = None
-    sure: Mapping[int, float] = field(default_factory=dict)
+    log_confidences: Mapping[int, float] = field(default_factory=dict)
     stop_below: float = -inf
     fed: list[int] = field(default_factory=list)
     declared: list[DraftDistribution] = field(default_factory=list)
@@ -56,7 +56,7 @@ class TreeJob:
 
     @property
     def has_end(self) -> bool:
-        """Whether it ends where the model is not sure."""
+        """Whether it ends where the model's confidence is low."""
         return self.stop_below > -inf
 
     @property
@@ -117,7 +117,7 @@ class TreeJob:
         assert len(self.declared) == len(expansion.tokens)
 
     def _stops(self, node: int) -> bool:
-        return self.sure.get(node, 0.0) < self.stop_below
+        return self.log_confidences.get(node, 0.0) < self.stop_below
 
     def _candidates(
         self, output: StepOutput, rows: slice

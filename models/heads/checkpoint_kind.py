@@ -113,8 +113,10 @@ def _is_dspark(shapes: Shapes, config: Mapping[str, Any]) -> bool:
 def _is_p_eagle(shapes: Shapes, config: Mapping[str, Any]) -> bool:
     if "mask_hidden" in shapes:
         return True
-    said = config.get("parallel_drafting") or "ptd_token_id" in config or "pard_token" in config
-    return bool(said) and _reads_pairs(shapes, config)
+    is_parallel = (
+        config.get("parallel_drafting") or "ptd_token_id" in config or "pard_token" in config
+    )
+    return bool(is_parallel) and _reads_pairs(shapes, config)
 
 
 def _is_dflash(shapes: Shapes, config: Mapping[str, Any]) -> bool:

@@ -210,8 +210,8 @@ def _block_fields(config: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str
     is_shifted = bool(own.get("sample_from_anchor", False))
     methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
     drafts = methods[0].get("speculative_tokens")
-    said = BLOCK_SIZE if drafts is None else int(drafts) + (not is_shifted)
-    block, mask = int(own.get("block_size") or said), own.get("mask_token_id")
+    default = BLOCK_SIZE if drafts is None else int(drafts) + (not is_shifted)
+    block, mask = int(own.get("block_size") or default), own.get("mask_token_id")
     if mask is None or block < 2:
         raise CheckpointError(
             f"the DFlash drafter's config has a block of {block} and mask_token_id {mask}; both "
@@ -248,12 +248,12 @@ def _attention_fields(
     """The mask of each layer, from the first field that defines it."""
     kinds = config.get("layer_types")
     window = int(config.get("sliding_window") or 0)
-    said = config.get("is_causal", own.get("causal", own.get("causal_head")))
+    is_causal = config.get("is_causal", own.get("causal", own.get("causal_head")))
     if not kinds:
         is_sliding = bool(own.get("use_swa"))
         kinds = [SLIDING if is_sliding else FULL] * num_layers
         window = int(own.get("swa_window_size") or window)
-        said = bool(said)
+        is_causal = bool(is_causal)
     is_sliding = [kind == SLIDING for kind in kinds]
     if len(kinds) != num_layers or (any(is_sliding) and not window):
         raise CheckpointError(
@@ -261,8 +261,8 @@ def _attention_fields(
             f"tensors are of {num_layers} layers"
         )
     if config.get("sliding_window_non_causal"):
-        said = bool(said)
-    causal = tuple(one if said is None else bool(said) for one in is_sliding)
+        is_causal = bool(is_causal)
+    causal = tuple(one if is_causal is None else bool(is_causal) for one in is_sliding)
     return {
         "causal_layers": causal if any(causal) else (),
         "windows": tuple(window * one for one in is_sliding) if any(is_sliding) else (),

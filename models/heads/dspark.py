@@ -90,20 +90,20 @@ class MarkovHead(nn.Module):
         tokens  int64 [...] before the drafts, as ids of the target
         memory  [..., rank] after the previous draft; zeros at first
         """
-        said, memory = self.said(states, tokens, memory)
-        return self.markov_w2(said), memory
+        hidden, memory = self.hidden(states, tokens, memory)
+        return self.markov_w2(hidden), memory
 
-    def said(self, states: Tensor, tokens: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def hidden(self, states: Tensor, tokens: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """The input of `markov_w2`, [..., rank], and the new memory."""
-        said = self.markov_w1(tokens)
+        hidden = self.markov_w1(tokens)
         if self._kind == "gated":
-            said = self.gate_proj(torch.cat([states, said], dim=-1)).sigmoid() * said
+            hidden = self.gate_proj(torch.cat([states, hidden], dim=-1)).sigmoid() * hidden
         elif self._kind == "rnn":
-            joint = self.joint_proj(torch.cat([memory, said, states], dim=-1))
+            joint = self.joint_proj(torch.cat([memory, hidden, states], dim=-1))
             gate, candidate, output = joint.chunk(3, dim=-1)
             memory = gate.sigmoid() * memory + (1 - gate.sigmoid()) * candidate.tanh()
-            said = output.tanh()
-        return said, memory
+            hidden = output.tanh()
+        return hidden, memory
 
 
 class ConfidenceHead(nn.Module):

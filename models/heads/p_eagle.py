@@ -44,13 +44,13 @@ def p_eagle_config(shapes: Shapes, config: Mapping[str, Any]) -> PEagleConfig:
     head would draft from random numbers.
     """
     nested = config.get("transformer_layer_config") or {}
-    said = {**nested, **{name: value for name, value in config.items() if value is not None}}
+    settings = {**nested, **{name: value for name, value in config.items() if value is not None}}
     if MASK_FEATURES not in shapes:
         raise CheckpointError(
             f"the P-EAGLE drafter's checkpoint has no {MASK_FEATURES}, the learnt features of its "
             "masks; fetch it again"
         )
-    if said.get("embed_requires_grad") and "embed_tokens.weight" not in shapes:
+    if settings.get("embed_requires_grad") and "embed_tokens.weight" not in shapes:
         raise CheckpointError(
             "the P-EAGLE drafter's embedding was trained (embed_requires_grad), and its checkpoint "
             "has no embed_tokens.weight; fetch it again"
@@ -63,8 +63,8 @@ def p_eagle_config(shapes: Shapes, config: Mapping[str, Any]) -> PEagleConfig:
         )
     return PEagleConfig(
         **{field.name: getattr(base, field.name) for field in fields(base)},
-        mask_token=_mask_token(said, base.vocab_size),
-        draft_length=_draft_length(said),
+        mask_token=_mask_token(settings, base.vocab_size),
+        draft_length=_draft_length(settings),
     )
 
 

@@ -141,7 +141,7 @@ class CpuLayers:
         weights = [one for layer in layers for one in layer.weights if one is not NOTHING_PACKED]
         if self._head is not None:
             weights.append(self._head[0])
-        # By kind, as the log says it.
+        # By kind, for the log.
         self.num_weights = Counter(weight.kind for weight in weights)
 
     def __call__(
@@ -190,7 +190,7 @@ class CpuLayers:
         end_ids: Int32,
         tables: Mapping[str | None, Rotation],
         stops: Sequence[int] = (),
-        said: Tensor | None = None,
+        recorded: Tensor | None = None,
     ) -> Int32:
         """Decode several tokens after `tokens`, int32 [rows]; returns int32 [passes, rows]. Ends
         early once all rows have reached one of their `end_ids`, int32 [rows, n], or before a pass
@@ -200,8 +200,8 @@ class CpuLayers:
         Within `computing` of a step of a row a request, whose `sampling` is unfiltered.
 
         slots, positions  int32 [passes, rows]  of the rows of each pass; the first are the step's
-        said  float32 [passes, rows, (1 + stops) * hidden_size]  is filled with what a call returns
-              of each pass
+        recorded  float32 [passes, rows, (1 + stops) * hidden_size]  is filled with what a call
+                  returns of each pass
         """
         assert self._norm is not None
         assert self._head is not None
@@ -211,7 +211,7 @@ class CpuLayers:
             torch.from_numpy(positions), embed.weight, *self._norm, weight, outputs, bias, softcap,
             torch.from_numpy(sampling.temperature), torch.from_numpy(sampling.seed),
             torch.from_numpy(sampling.position), torch.from_numpy(end_ids),
-            self._rotations(tables), stops, said,
+            self._rotations(tables), stops, recorded,
         )  # fmt: skip
         return chosen.numpy()
 

@@ -181,21 +181,21 @@ class CpuPath:
         """
         assert self._embed is not None
         slots, positions = rows
-        tables, said = self._rotary.tables_of(int(positions.max()) + 1), None
+        tables, recorded = self._rotary.tables_of(int(positions.max()) + 1), None
         if with_features:
-            said = torch.empty(*slots.shape, self.taps.output_size)
+            recorded = torch.empty(*slots.shape, self.taps.output_size)
         with computing(step, self.kv, self.block_size):
             if is_table(self._embed) and step.sampling.is_unfiltered:
                 tokens = self._layers.decode(
                     step.token_ids, slots, positions, self._embed, self.part.softcap,
-                    step.sampling, wanted.end_ids, tables, self.taps.stops, said,
+                    step.sampling, wanted.end_ids, tables, self.taps.stops, recorded,
                 )  # fmt: skip
             else:
-                tokens = self._pass_by_pass(step, wanted.end_ids, rows, tables, said, sampler)
-        if said is None:
+                tokens = self._pass_by_pass(step, wanted.end_ids, rows, tables, recorded, sampler)
+        if recorded is None:
             return DecodedTokens(tokens, None)
-        features = self.taps.features(said.flatten(0, 1), self.normed)
-        return DecodedTokens(tokens, features.unflatten(0, said.shape[:2]))
+        features = self.taps.features(recorded.flatten(0, 1), self.normed)
+        return DecodedTokens(tokens, features.unflatten(0, recorded.shape[:2]))
 
     def _pass_by_pass(
         self,
@@ -203,7 +203,7 @@ class CpuPath:
         end_ids: Int32,
         rows: tuple[Int32, Int32],
         tables: Mapping[str | None, Rotation],
-        said: Tensor | None,
+        recorded: Tensor | None,
         sampler: Sampler,
     ) -> Int32:
         """int32 [passes, rows], for models with another embedding or sampling than the fused
@@ -219,11 +219,11 @@ class CpuPath:
                 advance(slots[index], positions[index])
                 sampling = replace(sampling, position=step.sampling.position + index)
             states = embedded(self._embed, to_device(tokens, self.part.device))
-            if said is None:
+            if recorded is None:
                 hidden = self._layers(states, tables)
             else:
-                said[index] = self._layers(states, tables, self.taps.stops)
-                hidden = said[index, :, : self.part.config.hidden_size]
+                recorded[index] = self._layers(states, tables, self.taps.stops)
+                hidden = recorded[index, :, : self.part.config.hidden_size]
             logits = self.logits(hidden)
             tokens = decoded[index] = sampler.choose(logits, sampling).numpy()
             if (tokens < 0).any():

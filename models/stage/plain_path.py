@@ -88,10 +88,10 @@ class HiddenStateTaps:
         """As `run`, by a call that records the states after so many layers itself, side by side
         behind those after the last one."""
         states, before = states.split(self._inputs, dim=-1)
-        said = run_layers(states, self.stops)
+        recorded = run_layers(states, self.stops)
         if not before.shape[1]:
-            return said
-        own, noted = said.tensor_split([states.shape[1]], dim=-1)
+            return recorded
+        own, noted = recorded.tensor_split([states.shape[1]], dim=-1)
         return torch.cat([own, before, noted], dim=-1)
 
     def features(self, states: Tensor, norm: Callable[[Tensor], Tensor]) -> Tensor:

@@ -169,7 +169,7 @@ def test_acceptance_is_that_of_greedy_chains(
     said.append(DistilledText((4, 5), ((1, 2),)))
     wanted = np.zeros((6, 2), dtype=int)
     for text in said:
-        own = [*text.said(), *[False] * 6]
+        own = [*text.answer_mask(), *[False] * 6]
         for row in range(len(text.tokens) - 1):
             drafts = chain(begun, text.tokens[: row + 1], 6)
             for depth, draft in enumerate(drafts):

@@ -40,12 +40,12 @@ class DistilledText(NamedTuple):
         """Tokens before the first answer."""
         return self.answers[0][0]
 
-    def said(self) -> NDArray[np.bool_]:
+    def answer_mask(self) -> NDArray[np.bool_]:
         """bool [tokens]: whether the target generated each."""
-        said = np.zeros(len(self.tokens), dtype=np.bool_)
+        mask = np.zeros(len(self.tokens), dtype=np.bool_)
         for start, end in self.answers:
-            said[start:end] = True
-        return said
+            mask[start:end] = True
+        return mask
 
 
 class TextFolder:
@@ -134,14 +134,14 @@ def text_batch(texts: Iterable[DistilledText], window: int) -> tuple[Tensor, Ten
     Longer texts are truncated. Shorter ones are padded at the end with token 0, which is never
     attended.
     """
-    rows = [(text.tokens[:window], text.said()[:window]) for text in texts]
+    rows = [(text.tokens[:window], text.answer_mask()[:window]) for text in texts]
     length = max(len(tokens) for tokens, _ in rows)
     ids = np.zeros((len(rows), length), dtype=np.int64)
-    said = np.zeros((len(rows), length), dtype=np.bool_)
+    mask = np.zeros((len(rows), length), dtype=np.bool_)
     for index, (tokens, own) in enumerate(rows):
         ids[index, : len(tokens)] = tokens
-        said[index, : len(tokens)] = own
-    return torch.from_numpy(ids), torch.from_numpy(said)
+        mask[index, : len(tokens)] = own
+    return torch.from_numpy(ids), torch.from_numpy(mask)
 
 
 # Characters a token: enough of a file for the wanted number of tokens.

@@ -98,8 +98,8 @@ def frequent_tokens(texts: Sequence[DistilledText], vocab_size: int, count: int)
 
     Lower ids win ties.
     """
-    said = np.concatenate([np.array(text.tokens)[text.said()] for text in texts]).astype(np.int64)
-    counts = np.bincount(said, minlength=vocab_size)
+    answers = [np.array(text.tokens, dtype=np.int64)[text.answer_mask()] for text in texts]
+    counts = np.bincount(np.concatenate(answers), minlength=vocab_size)
     return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:count]))
 
 
@@ -314,12 +314,12 @@ def train_passes(
         target_logits = drafted_logits(head, lm_head, states)
     aligned: list[Tensor] = []
     reports = []
-    for said in drafting_passes(head, rows, num_passes):
-        logits = draft_logits(head, lm_head, said.predict[needed])
+    for output in drafting_passes(head, rows, num_passes):
+        logits = draft_logits(head, lm_head, output.predict[needed])
         mask = pass_mask(aligned, rows.answers & is_known, plan.mask_form)
         trained = mask[needed]
         loss = head_loss(
-            said.regress[needed], states, logits, target_logits, tokens=tokens, mask=trained,
+            output.regress[needed], states, logits, target_logits, tokens=tokens, mask=trained,
             weights=weights,
         )  # fmt: skip
         loss.backward()
@@ -366,8 +366,8 @@ def depth_acceptance(
     rows = text_rows(embed, batch)
     accepted: list[Tensor] = []
     counts = []
-    for said in drafting_passes(head, rows, depth):
-        best = best_tokens(head, draft_logits(head, lm_head, said.predict))
+    for output in drafting_passes(head, rows, depth):
+        best = best_tokens(head, draft_logits(head, lm_head, output.predict))
         is_right = best == rows.tokens
         follows = pass_mask(accepted, rows.answers)
         counts.append((int(follows.sum()), int((is_right & follows).sum())))
@@ -402,9 +402,9 @@ def drafting_passes(
         context = ContextReplacement(
             [head.keys_values(rows.embeddings, stream, rows.places) for stream in streams[:-1]]
         )
-        said = head(rows.embeddings, streams[-1], rows.places, context)
-        yield said
-        before = said.regress.detach() if is_constant else said.regress
+        output = head(rows.embeddings, streams[-1], rows.places, context)
+        yield output
+        before = output.regress.detach() if is_constant else output.regress
         # Shifted by one row: each row reads the output of the previous row; the first has none.
         streams.append(torch.cat([known[:, :1], before[:, :-1]], dim=1))
 
@@ -435,19 +435,19 @@ def train_as_tested(
     best = target_logits.argmax(-1)
     places = is_known.flatten().cumsum(0).view_as(rows.tokens) - 1
     every_row = torch.ones_like(rows.answers)
-    said_states, gradients, reports = [], [], []
-    for index, said in enumerate(drafting_passes(head, rows, num_passes, is_constant=False)):
-        leaf = said.predict.detach().requires_grad_()
+    predicted, gradients, reports = [], [], []
+    for index, output in enumerate(drafting_passes(head, rows, num_passes, is_constant=False)):
+        leaf = output.predict.detach().requires_grad_()
         # The first rows have no earlier drafts to continue.
         mask = pass_mask([every_row] * index, is_known)
         logits = draft_logits(head, lm_head, leaf[mask])
         loss = distribution_loss(logits, target_logits[places[mask]])
         (PASS_DECAY**index * loss).backward()
-        said_states.append(said.predict)
+        predicted.append(output.predict)
         gradients.append(leaf.grad)
         is_right = logits.argmax(-1) == best[places[mask]]
         trained = int(mask.sum()) / max(int(rows.answers.sum()), 1)
         accuracy = int(is_right.sum()) / max(len(is_right), 1)
         reports.append(PassReport(loss.item(), trained, accuracy))
-    torch.autograd.backward(said_states, gradients)
+    torch.autograd.backward(predicted, gradients)
     return reports

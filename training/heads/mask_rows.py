@@ -111,9 +111,9 @@ def train_masks(
     depths = list(rollout_depths(rows, rollouts, head.config.draft_length))
     masks = [depth.is_known & is_drafted.gather(1, depth.places) for depth in depths]
     counts = [mean_count(int(mask.sum())) for mask in masks]
-    said = depth_states(head, embed, rows, rollouts)
+    outputs = depth_states(head, embed, rows, rollouts)
     gradients, losses = [], []
-    for depth, states, mask, count in zip(depths, said, masks, counts, strict=True):
+    for depth, states, mask, count in zip(depths, outputs, masks, counts, strict=True):
         # Separate leaves, so that only one depth's logits are in memory.
         leaf = states.detach().requires_grad_()
         texts, rows_of = mask.nonzero(as_tuple=True)
@@ -122,7 +122,7 @@ def train_masks(
         (count / (sum(counts) or 1.0) * loss).backward()
         gradients.append(leaf.grad)
         losses.append(loss.item())
-    torch.autograd.backward(said, gradients)
+    torch.autograd.backward(outputs, gradients)
     return losses
 
 
@@ -142,8 +142,8 @@ def mask_acceptance(
         rollouts = every_rollout(one, head.config.draft_length, stride)
         is_right = torch.zeros(0)
         depths = rollout_depths(rows, rollouts, head.config.draft_length)
-        said = depth_states(head, embed, rows, rollouts)
-        for index, (depth, states) in enumerate(zip(depths, said, strict=True)):
+        outputs = depth_states(head, embed, rows, rollouts)
+        for index, (depth, states) in enumerate(zip(depths, outputs, strict=True)):
             follows = depth.is_known
             if index:
                 width = follows.shape[1]
@@ -177,13 +177,13 @@ def depth_states(
     num_masks = sum(widths)
     mask_token = anchors.new_full((texts, num_masks), head.config.mask_token)
     mask_features = head.masks(num_masks).expand(texts, -1, -1)
-    said = head(
+    states = head(
         torch.cat([rows.embeddings, _embed(head, embed)(mask_token)], dim=1),
         torch.cat([head.project(rows.features), mask_features], dim=1),
         anchors + depths,
         RolloutAttention(seen_rows(anchors, depths)),
     )
-    return list(said.predict.split(counts.tolist(), dim=1))
+    return list(states.predict.split(counts.tolist(), dim=1))
 
 
 def seen_rows(anchors: Tensor, depths: Tensor) -> Tensor:

@@ -95,8 +95,8 @@ def train_student(
 
     Where the target has more rows than the student, its distribution is that over the student's.
     """
-    said = batch.answers[:, 1:]
-    rows, target_rows = student(batch.tokens)[:, :-1][said], batch.states[:, :-1][said]
+    is_answer = batch.answers[:, 1:]
+    rows, target_rows = student(batch.tokens)[:, :-1][is_answer], batch.states[:, :-1][is_answer]
     count, total = mean_count(len(rows)), 0.0
     # Separate leaves, so that only a chunk's logits are in memory.
     leaves = [part.requires_grad_() for part in rows.detach().split(student.chunk)]
@@ -123,16 +123,16 @@ def chain_acceptance(student: Student, batch: TextBatch, depth: int) -> list[tup
     one pass over the text has the chains from all its tokens. A depth counts the chains alone whose
     earlier drafts are all right, unlike the share of best tokens that are right.
     """
-    said = batch.answers[:, 1:]
-    states = student(batch.tokens)[:, :-1][said]
+    is_answer = batch.answers[:, 1:]
+    states = student(batch.tokens)[:, :-1][is_answer]
     best = [student.logits(part).argmax(-1) for part in states.split(student.chunk)]
     # Of the token after each row; a chain of depth d from row t is right at rows t to t + d - 1.
-    right = torch.zeros_like(said)
-    right[said] = torch.cat(best) == batch.tokens[:, 1:][said]
-    follows, counts = said, []
+    right = torch.zeros_like(is_answer)
+    right[is_answer] = torch.cat(best) == batch.tokens[:, 1:][is_answer]
+    follows, counts = is_answer, []
     for _ in range(depth):
         accepted = follows & right
         counts.append((int(follows.sum()), int(accepted.sum())))
-        said, right = said[:, 1:], right[:, 1:]
-        follows = accepted[:, :-1] & said
+        is_answer, right = is_answer[:, 1:], right[:, 1:]
+        follows = accepted[:, :-1] & is_answer
     return counts

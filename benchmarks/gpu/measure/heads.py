@@ -95,26 +95,26 @@ def _measure(
     slots = torch.arange(context, device=device)
     with torch.inference_mode():
         projected = network.project(torch.zeros(1, width, dtype=DTYPE, device=device))
-        kv, said = paged_kv_of(network, context, projected, DTYPE)
+        kv, output = paged_kv_of(network, context, projected, DTYPE)
 
     def read(first: int) -> TextEnd:
         """Read the rows from `first` on; those before them are in the cache."""
         kept = PagedKeys(kv, slots, first)
         features = torch.randn(context - first, width, dtype=DTYPE, device=device)
         projected, count = network.project(features), context - first
-        said = network.read(projected, tokens[first:], slots[first:], [kept], [count])[-1:]
+        output = network.read(projected, tokens[first:], slots[first:], [kept], [count])[-1:]
         own = np.arange(context, dtype=np.int32)
-        return TextEnd(int(tokens[-1]), context - 1, said, kept, own, GREEDY, MAX_NODES)
+        return TextEnd(int(tokens[-1]), context - 1, output, kept, own, GREEDY, MAX_NODES)
 
     def on_host() -> Proposal:
         end = read(context - NEW_ROWS)
-        tree = growth.begin(end.kept, end.token, end.said, context + 1, GREEDY, MAX_NODES)
+        tree = growth.begin(end.kept, end.token, end.output, context + 1, GREEDY, MAX_NODES)
         assert tree is not None
         growth.grow([tree])
         return growth.proposal(tree, MAX_NODES)
 
     capture = CudaCapture(device) if device.type == "cuda" else None
-    trees = device_trees(case.name, network, kv, said, vocab_size, case.options, capture)
+    trees = device_trees(case.name, network, kv, output, vocab_size, case.options, capture)
 
     def in_a_graph() -> Proposal:
         assert trees is not None

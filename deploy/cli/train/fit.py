@@ -209,8 +209,8 @@ def tapped_layers(num_target_layers: int) -> tuple[int, ...]:
 
 def mask_token(texts: Sequence[DistilledText], vocab_size: int, end: int | None) -> int:
     """The last of the tokens that the texts have least; never the one that ends them."""
-    said = np.concatenate([text.tokens for text in texts])
-    counts = np.bincount(said, minlength=vocab_size)[::-1].copy()
+    tokens = np.concatenate([text.tokens for text in texts])
+    counts = np.bincount(tokens, minlength=vocab_size)[::-1].copy()
     if end is not None:
         counts[vocab_size - 1 - end] = np.iinfo(counts.dtype).max
     return vocab_size - 1 - int(counts.argmin())

@@ -55,7 +55,7 @@ class HeadJob:
         Path | None,
         Field(description="folder of checkpoints and log; default: beside the output, .run"),
     ] = None
-    model: Annotated[str, Field(description="target that said the texts")] = "demo"
+    model: Annotated[str, Field(description="target that generated the texts")] = "demo"
     initial_head: Annotated[
         str | None,
         Field(
@@ -153,7 +153,7 @@ class HeadJob:
     ] = None
     draft_length: Annotated[
         int | None,
-        Field(ge=1, description="drafts of a step, all said at once; by the kind"),
+        Field(ge=1, description="drafts of a step, all made in one pass; by the kind"),
     ] = None
     self_distillation: Annotated[
         bool,

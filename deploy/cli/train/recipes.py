@@ -24,7 +24,7 @@ class HeadRecipe:
     architecture      as its config.json names it; empty: a model's own
     fusion            of a feature head; None: the kind is none
     has_paper_fusion  GRIFFIN's fusion with the norms and biases of its paper
-    draft_length      of a kind that says all drafts at once: how many
+    draft_length      of a kind that makes all drafts in one pass: how many
     num_layers        of a kind that may have several
     is_bidirectional  of a SpecFormer
     noise             that its features are trained with

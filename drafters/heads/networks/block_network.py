@@ -1,6 +1,6 @@
 """How DFlash and DSpark read features and grow trees.
 
-A block's rows fill in all levels in one pass; DSpark adds what the drafted tokens tell, level by
+A block's rows fill in all levels in one pass; DSpark adds logits of the drafted tokens, level by
 level.
 """
 
@@ -18,7 +18,7 @@ from ....models.heads.dflash_config import DFlashConfig, RowView
 from ....models.heads.dspark import DSpark
 from ....models.heads.head_layer import Attend
 from ....models.heads.load_head import SharedParts
-from .head_network import HeadTree, ParallelNetwork, TextEnds, ends_of, on_target, spoken_ids
+from .head_network import HeadTree, ParallelNetwork, TextEnds, drafted_ids, ends_of, on_target
 from .kept_keys import KeptKeys
 
 
@@ -42,7 +42,7 @@ class BlockNetwork:
         if config.has_token_map:
             own = torch.arange(config.draft_vocab_size, device=self.device)
             self._own_ids = own + head.d2t
-        self.token_ids = spoken_ids(self._own_ids)
+        self.token_ids = drafted_ids(self._own_ids)
 
     def project(self, features: Tensor) -> Tensor:
         """What all layers read, once it is normed."""
@@ -86,12 +86,12 @@ class BlockNetwork:
         return self.states_of_levels(ends_of(trees, self.device), levels, attention)
 
     def raw_logits(self, states: Tensor) -> Tensor:
-        """[rows, draft vocabulary] of states [rows, hidden_size]: what the output head says."""
+        """[rows, draft vocabulary] of states [rows, hidden_size]: of the output head."""
         has_own = self._head.config.draft_vocab_size
         return self._head.lm_head(states) if has_own else self._shared.head(states)
 
     def logits(self, raw: Tensor) -> Tensor:
-        """float32 [rows, vocabulary] of all the target's tokens, by what the output head says."""
+        """float32 [rows, vocabulary] of all the target's tokens, by the output head's."""
         logits = self._head.logits(raw)
         if self._own_ids is None:
             return logits
@@ -163,7 +163,7 @@ def _table(shared: SharedParts) -> Tensor:
 class DSparkNetwork(BlockNetwork):
     """A DSpark drafter: nodes of a level have logits of their own, by the tokens on their paths."""
 
-    says_all_levels = False
+    is_parallel = False
     _head: DSpark
 
     def __init__(self, head: DSpark, shared: SharedParts) -> None:
@@ -176,13 +176,13 @@ class DSparkNetwork(BlockNetwork):
 
     @property
     def has_confidence(self) -> bool:
-        """Whether it says how sure it is of each draft."""
+        """Whether it estimates the confidence of each draft."""
         return self._head.config.confidence_size > 0
 
     def with_tokens(
         self, states: Tensor, raw: Tensor, tokens: Tensor, memories: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """[rows, draft vocabulary] of what the output head and the tokens say, and new memories.
+        """[rows, draft vocabulary] of the output head and the tokens, and new memories.
 
         states    [rows, hidden_size]  of the level
         raw       [rows, draft vocabulary]  `raw_logits` of these
@@ -193,14 +193,14 @@ class DSparkNetwork(BlockNetwork):
         return raw + added, memories
 
     def level(self, trees: Sequence[HeadTree]) -> Tensor:
-        """The block is drafted with the first level; a node's row says what its children are."""
+        """The first level drafts the block; a node's row has the logits of its children."""
         new = [tree for tree in trees if tree.job.expansion.frontier == [ROOT]]
         if new:
             drafts = self.states_of(new)
             raw = self.raw_logits(drafts.flatten(0, 1)).unflatten(0, drafts.shape[:2])
             for tree, states, logits in zip(new, drafts, raw, strict=True):
                 # From here on what stands for the text are the block's states and logits. On GPUs
-                # the target's head says float32, to which states of 16 bits are widened here.
+                # the target's head gives float32, to which states of 16 bits are widened here.
                 tree.root = torch.cat([states, logits], dim=-1)
         rows, tokens, memories = [], [], []
         for tree in trees:
@@ -215,18 +215,18 @@ class DSparkNetwork(BlockNetwork):
         raw, memory = self.with_tokens(states, raw, before, torch.stack(memories))
         nodes = [(tree, node) for tree in trees for node in tree.job.expansion.frontier]
         for (tree, node), own in zip(nodes, memory, strict=True):
-            tree.said[node] = own
+            tree.outputs[node] = own
         if self.has_confidence and any(tree.job.has_end for tree in trees):
-            sure = self._log_confidences(states, before)
-            for (tree, node), own in zip(nodes, sure, strict=True):
-                tree.sure[node] = own
+            confidences = self._log_confidences(states, before)
+            for (tree, node), own in zip(nodes, confidences, strict=True):
+                tree.log_confidences[node] = own
         return self.own_logits(raw)
 
     def _log_confidences(self, states: Tensor, before: Tensor) -> list[float]:
-        """How sure the confidence head is of the drafts of rows behind the tokens `before`."""
-        said = self._head.confidence_head(states, self._markov.markov_w1(before))
-        return logsigmoid(said.float()).tolist()
+        """Log-confidences of the drafts of rows behind the tokens `before`."""
+        logits = self._head.confidence_head(states, self._markov.markov_w1(before))
+        return logsigmoid(logits.float()).tolist()
 
     def _memory(self, tree: HeadTree, node: int) -> Tensor:
         """What the row before a node's left behind: that of its parent."""
-        return self.first_memory if node == ROOT else tree.said[tree.job.expansion.parents[node]]
+        return self.first_memory if node == ROOT else tree.outputs[tree.job.expansion.parents[node]]

@@ -28,15 +28,15 @@ from .kept_keys import KeptKeys, KeySegment, SegmentAttention, causal_mask
 class HeadTree:
     """A tree on its way.
 
-    job     its nodes so far, and how their candidates are chosen
-    token   the last one of the text, which is its root
-    text    keys and values of the text that it stands behind
-    root    what the text's last row said, [1, width]
-    levels  of the tree, at most
-    kept    those, and behind them those of the nodes that were read
-    said    what these rows said, [1, width] each, by node
-    sure    log-probability that what is drafted behind a node is accepted if that is, by node, of
-            networks that tell it
+    job      its nodes so far, and how their candidates are chosen
+    token    the last one of the text, which is its root
+    text     keys and values of the text that it stands behind
+    root     output of the text's last row, [1, width]
+    levels   of the tree, at most
+    kept     those, and behind them those of the nodes that were read
+    outputs  of these rows, [1, width] each, by node
+    log_confidences  log-probability that what is drafted behind a node is accepted if that is, by
+             node, of networks that estimate it
     """
 
     job: TreeJob
@@ -45,8 +45,8 @@ class HeadTree:
     root: Tensor
     levels: int
     kept: KeptKeys
-    said: dict[int, Tensor] = field(default_factory=dict)
-    sure: dict[int, float] = field(default_factory=dict)
+    outputs: dict[int, Tensor] = field(default_factory=dict)
+    log_confidences: dict[int, float] = field(default_factory=dict)
 
 
 class HeadNetwork(Protocol):
@@ -68,7 +68,7 @@ class HeadNetwork(Protocol):
         ...
 
     @property
-    def says_all_levels(self) -> bool:
+    def is_parallel(self) -> bool:
         """Whether a level's nodes have one distribution, whatever is drafted before them."""
         ...
 
@@ -80,7 +80,7 @@ class HeadNetwork(Protocol):
         self, features: Tensor, tokens: Tensor, positions: Tensor, texts: Sequence[KeptKeys],
         counts: Sequence[int],
     ) -> Tensor:  # fmt: skip
-        """What rows say, [rows, width], whose keys and values are kept with their texts.
+        """Outputs of rows, [rows, width]. Their keys and values are kept with their texts.
 
         features   [rows, width]  of `project`
         tokens     int64 [rows]  behind the features' own
@@ -91,7 +91,7 @@ class HeadNetwork(Protocol):
 
     @property
     def token_ids(self) -> Tensor | None:
-        """int64 [n]: of the tokens that `level` speaks of; None: all of the target's."""
+        """int64 [n]: of the tokens that `level` has logits of; None: all of the target's."""
         ...
 
     def level(self, trees: Sequence[HeadTree]) -> Tensor:
@@ -105,24 +105,24 @@ class TextEnds(NamedTuple):
 
     tokens     int64 [texts]  the last ones
     positions  int64 [texts]  of these tokens
-    said       [texts, width]  by the rows before them, the last ones that are read
+    outputs    [texts, width]  of the rows before them, the last ones that are read
     """
 
     tokens: Tensor
     positions: Tensor
-    said: Tensor
+    outputs: Tensor
 
 
 class ParallelNetwork(ABC):
-    """A head that says all levels of a tree in one pass: all nodes of a level have one
+    """A head that drafts all levels of a tree in one pass: all nodes of a level have one
     distribution."""
 
     num_layers: int
     most_levels: int | None
-    says_all_levels = True
+    is_parallel = True
 
     def num_behind(self, levels: int) -> int:  # noqa: ARG002 - for heads with such rows
-        """Rows of the pass behind each text, which attend to it; 0: the last row says all."""
+        """Rows of the pass behind each text, which attend to it; 0: its last output is enough."""
         return 0
 
     def view(self, layer: int) -> RowView:  # noqa: ARG002 - as of `num_behind`
@@ -142,14 +142,14 @@ class ParallelNetwork(ABC):
 
     def level(self, trees: Sequence[HeadTree]) -> Tensor:
         """All levels are drafted with the first."""
-        new = [tree for tree in trees if ROOT not in tree.said]
+        new = [tree for tree in trees if ROOT not in tree.outputs]
         if new:
             for tree, own in zip(new, self._all_levels(new), strict=True):
-                tree.said[ROOT] = own
+                tree.outputs[ROOT] = own
         rows = []
         for tree in trees:
             expansion = tree.job.expansion
-            rows += [tree.said[ROOT][expansion.depth(node)] for node in expansion.frontier]
+            rows += [tree.outputs[ROOT][expansion.depth(node)] for node in expansion.frontier]
         return torch.stack(rows)
 
 
@@ -163,10 +163,10 @@ def ends_of(trees: Sequence[HeadTree], device: torch.device) -> TextEnds:
 
 
 class FeatureNetwork:
-    """A feature head: drafts go on from what it said of their parents."""
+    """A feature head: drafts go on from the outputs of their parents."""
 
     most_levels: int | None = None
-    says_all_levels = False
+    is_parallel = False
 
     def __init__(self, head: FeatureHead | MtpHead, shared: SharedParts) -> None:
         self._head = head
@@ -178,7 +178,7 @@ class FeatureNetwork:
         if isinstance(head, FeatureHead) and head.config.has_token_map:
             own = torch.arange(head.config.draft_vocab_size, device=self.device)
             self._own_ids = head.target_tokens(own)
-        self.token_ids = spoken_ids(self._own_ids)
+        self.token_ids = drafted_ids(self._own_ids)
 
     def project(self, features: Tensor) -> Tensor:
         """What the first layer reads beside the tokens."""
@@ -190,11 +190,11 @@ class FeatureNetwork:
     ) -> Tensor:  # fmt: skip
         """What predicts and what goes on, side by side."""
         attention = SegmentAttention(causal_segments(texts, counts, features.device))
-        return self._said(features, self._embeddings(tokens), positions, attention)
+        return self._kept_outputs(features, self._embeddings(tokens), positions, attention)
 
-    def regress(self, said: Tensor) -> Tensor:
-        """What rows behind those that said this, [rows, width], read in place of features."""
-        return said[:, self._head.config.hidden_size :]
+    def regress(self, outputs: Tensor) -> Tensor:
+        """What rows read in place of features, by the outputs [rows, width] before them."""
+        return outputs[:, self._head.config.hidden_size :]
 
     def level(self, trees: Sequence[HeadTree]) -> Tensor:
         """The root's row is read with the text; nodes are read here."""
@@ -209,42 +209,42 @@ class FeatureNetwork:
             seen = None if mask.all() else torch.from_numpy(mask).to(self.device)
             segments.append(KeySegment(rows, tree.kept, seen))
             parents = [expansion.parents[node] for node in frontier]
-            before += [tree.root if node == ROOT else tree.said[node] for node in parents]
+            before += [tree.root if node == ROOT else tree.outputs[node] for node in parents]
             tokens += [expansion.tokens[node] for node in frontier]
             positions += [tree.job.text_len - 2 + expansion.depth(node) for node in frontier]
             first = rows.stop
         regress = self.regress(torch.cat(before))
-        said = self._said(
+        outputs = self._kept_outputs(
             regress,
             self._embeddings(torch.tensor(tokens, device=self.device)),
             torch.tensor(positions, device=self.device),
             SegmentAttention(segments),
         )
         for tree, segment in zip(trees, segments, strict=True):
-            rows = said[segment.rows].split(1)
-            tree.said.update(zip(tree.job.expansion.frontier, rows, strict=True))
+            rows = outputs[segment.rows].split(1)
+            tree.outputs.update(zip(tree.job.expansion.frontier, rows, strict=True))
             tree.job.feed_frontier()
-        return self._own_logits(said)
+        return self._own_logits(outputs)
 
-    def behind(self, said: Tensor, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """What rows say, [rows, width], that go on from what others `said`, [rows, width].
+    def behind(self, before: Tensor, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Outputs of rows, [rows, width], each of which goes on from an output `before` it.
 
         tokens, positions  int64 [rows]
         """
-        return self._outputs(self.regress(said), self._embeddings(tokens), positions, attend)
+        return self._outputs(self.regress(before), self._embeddings(tokens), positions, attend)
 
-    def _said(
+    def _kept_outputs(
         self, features: Tensor, embeddings: Tensor, positions: Tensor, attention: SegmentAttention
     ) -> Tensor:
-        said = self._outputs(features, embeddings, positions, attention)
+        outputs = self._outputs(features, embeddings, positions, attention)
         attention.keep()
-        return said
+        return outputs
 
     def _outputs(
         self, features: Tensor, embeddings: Tensor, positions: Tensor, attend: Attend
     ) -> Tensor:
-        said = self._head(embeddings, features, positions, attend)
-        return torch.cat([said.predict, said.regress], dim=-1)
+        states = self._head(embeddings, features, positions, attend)
+        return torch.cat([states.predict, states.regress], dim=-1)
 
     def _embeddings(self, tokens: Tensor) -> Tensor:
         head = self._head
@@ -252,20 +252,20 @@ class FeatureNetwork:
             return head.embed_tokens(tokens)
         return self._shared.embeddings(tokens)
 
-    def logits(self, said: Tensor) -> Tensor:
-        """float32 [rows, vocabulary] of target ids, by what rows said."""
-        logits = self._of_own_tokens(said)
+    def logits(self, outputs: Tensor) -> Tensor:
+        """float32 [rows, vocabulary] of target ids, by the outputs of rows."""
+        logits = self._of_own_tokens(outputs)
         if self._own_ids is None:
             return logits
         return on_target(logits, self._own_ids, self._head.config.vocab_size)
 
-    def _own_logits(self, said: Tensor) -> Tensor:
-        """float32 [rows, n] of `token_ids`, by what rows said."""
-        return self.logits(said) if self.token_ids is None else self._of_own_tokens(said)
+    def _own_logits(self, outputs: Tensor) -> Tensor:
+        """float32 [rows, n] of `token_ids`, by the outputs of rows."""
+        return self.logits(outputs) if self.token_ids is None else self._of_own_tokens(outputs)
 
-    def _of_own_tokens(self, said: Tensor) -> Tensor:
+    def _of_own_tokens(self, outputs: Tensor) -> Tensor:
         head = self._head
-        predict = said[:, : head.config.hidden_size]
+        predict = outputs[:, : head.config.hidden_size]
         if isinstance(head, MtpHead) or not head.config.draft_vocab_size:
             return self._shared.logits(predict)
         return head.lm_head(predict).float()
@@ -302,14 +302,14 @@ class SpecFormerNetwork(ParallelNetwork):
     def logits_of_levels(self, ends: TextEnds, levels: int, attend: Attend) -> Tensor:
         """As `ParallelNetwork`."""
         del attend
-        return self._logits(ends.said, levels)
+        return self._logits(ends.outputs, levels)
 
     def _all_levels(self, trees: Sequence[HeadTree]) -> Tensor:
         levels = max(tree.levels for tree in trees)
         return self._logits(torch.cat([tree.root for tree in trees]), levels)
 
     def _logits(self, roots: Tensor, levels: int) -> Tensor:
-        """float32 [texts, levels, vocabulary] by what last rows said, [texts, width]."""
+        """float32 [texts, levels, vocabulary] by the outputs of last rows, [texts, width]."""
         drafts = self._head.drafts(roots)[:, :levels]
         logits = self._shared.logits(self._shared.norm(drafts.flatten(0, 1)))
         return logits.unflatten(0, drafts.shape[:2])
@@ -327,7 +327,7 @@ def causal_segments(
     return segments
 
 
-def spoken_ids(own_ids: Tensor | None) -> Tensor | None:
+def drafted_ids(own_ids: Tensor | None) -> Tensor | None:
     """`HeadNetwork.token_ids` of a head with these ids of its own tokens.
 
     A GPU's kernels choose among all of the target's.

@@ -35,13 +35,13 @@ class PEagleNetwork(ParallelNetwork, FeatureNetwork):
             self._embedding = self._embeddings(mask)
 
     def num_behind(self, levels: int) -> int:
-        """Masks: the text's last row says the first draft."""
+        """Masks: the text's last row drafts the first one."""
         return levels - 1
 
     def logits_of_levels(self, ends: TextEnds, levels: int, attend: Attend) -> Tensor:
         """As `ParallelNetwork`."""
-        said = self._said_of_levels(ends, levels, attend)
-        return self.logits(said.flatten(0, 1)).unflatten(0, said.shape[:2])
+        outputs = self._outputs_of_levels(ends, levels, attend)
+        return self.logits(outputs.flatten(0, 1)).unflatten(0, outputs.shape[:2])
 
     def _all_levels(self, trees: Sequence[HeadTree]) -> Iterable[Tensor]:
         levels = max(tree.levels for tree in trees)
@@ -52,14 +52,14 @@ class PEagleNetwork(ParallelNetwork, FeatureNetwork):
             for start, tree in zip(starts, trees, strict=False)
         ]
         ends = ends_of(trees, self.device)
-        said = self._said_of_levels(ends, levels, SegmentAttention(segments))
-        return self._own_logits(said.flatten(0, 1)).split(levels)
+        outputs = self._outputs_of_levels(ends, levels, SegmentAttention(segments))
+        return self._own_logits(outputs.flatten(0, 1)).split(levels)
 
-    def _said_of_levels(self, ends: TextEnds, levels: int, attend: Attend) -> Tensor:
-        """[texts, levels, width]: what the last rows and the masks behind them say."""
+    def _outputs_of_levels(self, ends: TextEnds, levels: int, attend: Attend) -> Tensor:
+        """[texts, levels, width]: outputs of the last rows and of the masks behind them."""
         count = levels - 1
         if not count:
-            return ends.said[:, None]
+            return ends.outputs[:, None]
         # The first mask stands where the last token does: rows are one behind their features.
         places = ends.positions[:, None] + torch.arange(count, device=self.device)
         masks = self._outputs(
@@ -68,14 +68,14 @@ class PEagleNetwork(ParallelNetwork, FeatureNetwork):
             places.flatten(),
             attend,
         )
-        return torch.cat([ends.said[:, None], masks.unflatten(0, places.shape)], dim=1)
+        return torch.cat([ends.outputs[:, None], masks.unflatten(0, places.shape)], dim=1)
 
 
 class MedusaNetwork(ParallelNetwork):
     """All nodes of a level have one distribution, which depends on one state of the target.
 
     The state is that of the last token but one, whose next token, the root, is committed: so the
-    root's children are what head 0 says, theirs what head 1 says.
+    root's children are drafted by head 0, theirs by head 1.
     """
 
     # The state has the whole text in it; nothing is kept.
@@ -104,7 +104,7 @@ class MedusaNetwork(ParallelNetwork):
     def logits_of_levels(self, ends: TextEnds, levels: int, attend: Attend) -> Tensor:
         """As `ParallelNetwork`."""
         del attend
-        return self._logits(ends.said, levels)
+        return self._logits(ends.outputs, levels)
 
     def _all_levels(self, trees: Sequence[HeadTree]) -> Tensor:
         levels = max(tree.levels for tree in trees)

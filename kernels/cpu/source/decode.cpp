@@ -132,15 +132,15 @@ struct Ends {
 
 // `slots` and `positions` [passes, rows] are those of the rows of each pass; the first are those of
 // the thread's step. Returns int32 [passes, rows], with fewer passes once all answers have ended or
-// logits are not finite. `said` [passes, rows, (1 + stops) * hidden], if it is wanted, is filled
-// with what `run_recording` records of each pass.
+// logits are not finite. `recorded` [passes, rows, (1 + stops) * hidden], if it is wanted, is
+// filled with the states that `run_recording` records in each pass.
 at::Tensor decode(const c10::intrusive_ptr<Layers>& layers, const at::Tensor& first,
                   const at::Tensor& slots, const at::Tensor& positions, const at::Tensor& table,
                   const at::Tensor& norm, double eps, at::TensorList weight, int64_t outputs,
                   const std::optional<at::Tensor>& bias, std::optional<double> softcap,
                   const at::Tensor& temperatures, const at::Tensor& seeds,
                   const at::Tensor& sampled, const at::Tensor& end_ids, at::TensorList rotations,
-                  at::IntArrayRef stops, const std::optional<at::Tensor>& said) {
+                  at::IntArrayRef stops, const std::optional<at::Tensor>& recorded) {
   const int64_t passes = slots.size(0), rows = first.size(0), hidden = table.size(1);
   check(first, at::kInt, now.rows());
   check(slots, at::kInt, passes * rows), check(positions, at::kInt, passes * rows);
@@ -150,8 +150,8 @@ at::Tensor decode(const c10::intrusive_ptr<Layers>& layers, const at::Tensor& fi
   TORCH_CHECK(end_ids.dim() == 2 && end_ids.size(0) == rows);
   check(end_ids, at::kInt, end_ids.numel());
   if (bias) check(*bias, at::kFloat, outputs);
-  const int64_t recorded = rows * (1 + stops.size()) * hidden;
-  if (said) check(*said, at::kFloat, passes * recorded);
+  const int64_t pass_size = rows * (1 + stops.size()) * hidden;
+  if (recorded) check(*recorded, at::kFloat, passes * pass_size);
   const Head head{norm, weight, eps, outputs, bias, softcap};
   Ends ends(end_ids);
   const Sampling sampling{temperatures, seeds, sampled};
@@ -162,9 +162,9 @@ at::Tensor decode(const c10::intrusive_ptr<Layers>& layers, const at::Tensor& fi
     if (pass) advance_step(slots[pass], positions[pass]);
     embed(table, tokens, states);
     const at::Tensor last =
-        said ? run_recording(layers, states, rotations, stops,
-                             said->data_ptr<float>() + pass * recorded)
-             : layers->run(states, rotations, 0, layers->size());
+        recorded ? run_recording(layers, states, rotations, stops,
+                                 recorded->data_ptr<float>() + pass * pass_size)
+                 : layers->run(states, rotations, 0, layers->size());
     at::Tensor logits = head.logits(last);
     int32_t* chosen = out.data_ptr<int32_t>() + pass * rows;
     // Only the first pass of a step reports logits that are not finite.
@@ -189,7 +189,7 @@ TORCH_LIBRARY_FRAGMENT(draftline, library) {
       "decode(__torch__.torch.classes.draftline.Layers layers, Tensor first, Tensor slots, Tensor "
       "positions, Tensor table, Tensor norm, float eps, Tensor[] weight, int outputs, Tensor? bias, "
       "float? softcap, Tensor temperatures, Tensor seeds, Tensor sampled, Tensor end_ids, Tensor[] "
-      "rotations, int[] stops, Tensor(a!)? said=None) -> Tensor");
+      "rotations, int[] stops, Tensor(a!)? recorded=None) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(draftline, CPU, library) {

@@ -114,7 +114,7 @@ def on_host(
     growth = TreeGrowth(network, vocab_size, "head", options)
     trees = [
         growth.begin(
-            end.kept, end.token, end.said, end.position + 2, end.distribution, end.max_nodes
+            end.kept, end.token, end.output, end.position + 2, end.distribution, end.max_nodes
         )
         for end in ends
     ]
@@ -132,7 +132,7 @@ def assert_same(
     num_levels, proposals = grown
     most = network.most_levels or options.num_tokens
     levels = min(most, options.num_tokens, max(end.max_nodes for end in ends))
-    assert num_levels == (0 if network.says_all_levels else levels)
+    assert num_levels == (0 if network.is_parallel else levels)
     for found, expected in zip(proposals, on_host(network, ends, vocab_size, options), strict=True):
         found.check(vocab_size)
         assert found.tokens.tolist() == expected.tokens.tolist()
@@ -180,7 +180,7 @@ def test_a_layer_of_the_target_that_keeps_latents(graphs: RecordedGraphs, tmp_pa
 
 @torch.inference_mode()
 def compare_parallel(pair: Pair, temperature: float, capture: Capture, device: str) -> None:
-    """Of a head that says all levels by a text's last row: texts are beginnings of one."""
+    """Of a head that drafts all levels by a text's last row: texts are beginnings of one."""
     shared = load_shared_parts(pair.target, "float32", device)
     network = network_of(load_head(pair.folder, device=device), shared)
     features = network.project(torch.from_numpy(pair.features(TEXT)).to(device))
@@ -300,7 +300,7 @@ def test_other_trees_and_stages_without_graphs_have_none() -> None:
     parts = "head", texts.network, texts.kv, said, VOCAB
     assert device_trees(*parts, replace(OPTIONS, tree="chain"), Failing()) is None
     assert device_trees(*parts, OPTIONS, None) is None
-    # Of heads that do not tell how sure they are, nothing ends a tree.
+    # Of heads that estimate no confidence, nothing ends a tree.
     assert device_trees(*parts, replace(OPTIONS, min_confidence=0.5), Failing()) is not None
 
 
@@ -358,7 +358,7 @@ def test_a_cuda_graph_grows_the_hosts_trees(kind: str, temperature: float) -> No
 @pytest.mark.gpu
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("kind", PARALLEL)
-def test_a_cuda_graph_says_all_levels(kind: str, temperature: float, tmp_path: Path) -> None:
+def test_a_cuda_graph_drafts_all_levels(kind: str, temperature: float, tmp_path: Path) -> None:
     capture = CudaCapture(torch.device("cuda"))
     compare_parallel(pair_of(kind, tmp_path), temperature, capture, "cuda")
 

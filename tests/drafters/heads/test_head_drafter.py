@@ -106,8 +106,8 @@ def paths_of(proposal: Proposal) -> list[list[int]]:
 
 
 def test_a_draft_ends_by_the_clock_where_levels_take_longer_than_they_save(pair: Pair) -> None:
-    """A pass takes a second of a clock that counts them; heads that say all levels in one pass have
-    nothing to end."""
+    """A pass takes a second of a clock that counts them; heads that draft all levels in one pass
+    have nothing to end."""
     drafter = opened(pair, TEXT, tree="chain", num_tokens=3)
     drafter.clock = lambda: float(drafter.num_passes)
     most, is_at_once = 3, pair.name in ALL_AT_ONCE

@@ -72,7 +72,7 @@ def shape_paths(shape: TreeShape) -> set[tuple[int, ...]]:
 @pytest.mark.parametrize("name", ["demo-griffin", "demo-dflash", "demo-specformer"])
 @pytest.mark.parametrize("max_nodes", [3, 9, 14])
 def test_a_tree_is_the_best_of_its_size(name: str, max_nodes: int) -> None:
-    """Of heads that grow level by level, and of those that say all levels at once; nodes cost
+    """Of heads that grow level by level, and of those that draft all levels at once; nodes cost
     nothing before a verification was measured."""
     drafter, proposal = asked(name, max_nodes, num_tokens=4)
     assert drafter._measured is not None
