@@ -67,8 +67,12 @@ class LastStageHead:
         self._growth = TreeGrowth(network, spec.target.vocab_size, spec.name, spec.options)
         self._measured = self._growth.measured
         given, width = spec.given.layers, spec.given.width
-        firsts = [given.index(layer) * width for layer in layers]
-        self._columns = [slice(first, first + width) for first in firsts]
+        self._width = len(layers) * width
+        # None: all of the features.
+        self._columns: list[slice] | None = None
+        if tuple(layers) != tuple(given):
+            firsts = [given.index(layer) * width for layer in layers]
+            self._columns = [slice(first, first + width) for first in firsts]
         self._parts = parts
         self._kept: _Kept | None = self._new()
         self._kept.rows.load_loops()
@@ -149,8 +153,8 @@ class LastStageHead:
 
     def _new(self) -> _Kept:
         """What it keeps of texts, empty."""
-        parts, width = self._parts, sum(part.stop - part.start for part in self._columns)
-        row = torch.zeros(1, width, dtype=parts.dtype, device=self._network.device)
+        parts = self._parts
+        row = torch.zeros(1, self._width, dtype=parts.dtype, device=self._network.device)
         kv, output = paged_kv_of(
             self._network, parts.num_slots, self._network.project(row), parts.dtype
         )
@@ -161,8 +165,9 @@ class LastStageHead:
 
     def _own(self, features: Tensor) -> Tensor:
         """The columns that it reads, [n, width]."""
-        own = [features[:, part] for part in self._columns]
-        return (own[0] if len(own) == 1 else torch.cat(own, dim=-1)).to(self._parts.dtype)
+        if self._columns is not None:
+            features = torch.cat([features[:, part] for part in self._columns], dim=-1)
+        return features.to(self._parts.dtype)
 
     def _read(
         self, step: StepInput, texts: TextRows, features: Tensor, places: Int32, kept: _Kept

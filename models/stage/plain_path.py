@@ -98,8 +98,9 @@ class HiddenStateTaps:
         """float32 [rows, width]: the drafters' features, from the last stage's states of some
         rows."""
         own, noted = states.split(self._outputs, dim=-1)
-        parts = [noted, norm(own.contiguous())] if self._with_last else [noted]
-        return torch.cat(parts, dim=-1).float()
+        if not self._with_last:
+            return noted.float()
+        return torch.cat([noted, norm(own.contiguous())], dim=-1).float()
 
 
 class ComputePath(Protocol):
