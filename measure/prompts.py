@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import ConfigError
-from .records import Said
+from .records import PromptInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class BenchPrompt:
     arrives_s: float | None = None
     system: str = ""
 
-    def asked(self, *, is_chat: bool) -> Said:
+    def asked(self, *, is_chat: bool) -> PromptInput:
         """The first turn, as a text or as messages."""
         if not is_chat:
             return self.text

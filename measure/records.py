@@ -24,7 +24,7 @@ from ..core.request.output import TARGET_SOURCE, RequestMetrics
 # No pass of a model is faster: parts that arrive closer together were sent together.
 SAME_ARRIVAL_S = 2e-4
 # A text, or a chat's messages with their `role` and `content`.
-Said = str | tuple[Mapping[str, str], ...]
+PromptInput = str | tuple[Mapping[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Record:
     num_tokens  of the answer, as the server counts them
     counts      None if the server does not report it
     num_prompt_tokens  None if the server does not report it
-    said, seed  the prompt, and the seed of its sampling
+    prompt_input, seed  the prompt itself, and the seed of its sampling
     turn        of its conversation, from 0
     """
 
@@ -101,7 +101,7 @@ class Record:
     arrivals: tuple[Arrival, ...]
     counts: SpecCounts | None = None
     num_prompt_tokens: int | None = None
-    said: Said = ""
+    prompt_input: PromptInput = ""
     seed: int | None = 0
     turn: int = 0
 

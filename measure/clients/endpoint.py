@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ...core.errors import ConfigError
 from ...core.progress import Unseen, Work
-from ..records import Record, Said
+from ..records import PromptInput, Record
 
 TARGET_ONLY = "target"
 ALL = "all"
@@ -69,7 +69,7 @@ class Ask:
     """
 
     name: str
-    prompt: Said
+    prompt: PromptInput
     setting: Setting
     max_tokens: int
     temperature: float
@@ -84,10 +84,10 @@ class Ask:
         """The request for the next turn, after this one's answer; there must be a further turn."""
         turn, *others = self.further_turns
         if isinstance(self.prompt, str):
-            prompt: Said = f"{self.prompt}{answer}\n\n{turn}\n"
+            prompt: PromptInput = f"{self.prompt}{answer}\n\n{turn}\n"
         else:
-            said = ("assistant", answer), ("user", turn)
-            prompt = (*self.prompt, *({"role": role, "content": text} for role, text in said))
+            messages = ("assistant", answer), ("user", turn)
+            prompt = (*self.prompt, *({"role": role, "content": text} for role, text in messages))
         return replace(self, prompt=prompt, further_turns=tuple(others))
 
 
@@ -186,8 +186,8 @@ async def _converse(endpoint: Endpoint, ask: Ask) -> list[Record]:
     records: list[Record] = []
     while True:
         record = await endpoint.answer(ask)
-        said = replace(record, said=ask.prompt, seed=ask.seed, turn=len(records))
-        records.append(said)
+        record = replace(record, prompt_input=ask.prompt, seed=ask.seed, turn=len(records))
+        records.append(record)
         if not ask.further_turns:
             return records
         ask = ask.next_turn(record.text)

@@ -19,7 +19,7 @@ from ...core.request.output import Delta, RequestMetrics
 from ...core.request.request import Sink
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...models.text.chat_template import ChatOptions, ChatTemplate
-from ..records import Arrival, Record, Said, from_metrics
+from ..records import Arrival, PromptInput, Record, from_metrics
 from .endpoint import Ask
 
 
@@ -126,14 +126,14 @@ class EngineEndpoint:
         )
 
 
-def prompt_ids(tokenizer: PreTrainedTokenizerBase, said: Said) -> list[int]:
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: PromptInput) -> list[int]:
     """The tokens of a prompt; chats go through the chat template.
 
     Raises `RequestError` if there is no template, or it refuses the chat.
     """
-    if isinstance(said, str):
-        return tokenizer(said)["input_ids"]
-    text = ChatTemplate(tokenizer).render(said, ChatOptions())
+    if isinstance(prompt, str):
+        return tokenizer(prompt)["input_ids"]
+    text = ChatTemplate(tokenizer).render(prompt, ChatOptions())
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 

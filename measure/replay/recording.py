@@ -85,11 +85,11 @@ class Recording:
     ignore_eos: bool
     answers: tuple[RecordedAnswer, ...]
 
-    def with_said(self, said: Said) -> Recording:
+    def with_probed(self, probed: ProbedTokens) -> Recording:
         """A copy with the matching predictions of the target that drafters requested."""
         off_texts: dict[int, list[OffText]] = {answer.seed: [] for answer in self.answers}
         texts = {answer.seed: answer.text_ids for answer in self.answers}
-        for context, ids in said.items():
+        for context, ids in probed.items():
             if context.seed in texts:
                 start, tokens = off_text(texts[context.seed], context.start, context.tokens)
                 if tokens:
@@ -202,7 +202,7 @@ class RowContext(NamedTuple):
 
 
 # The target's most probable next tokens, best first.
-Said = dict[RowContext, tuple[int, ...]]
+ProbedTokens = dict[RowContext, tuple[int, ...]]
 
 
 def probed_contexts(step: StepInput) -> Iterator[RowContext]:

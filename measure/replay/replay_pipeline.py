@@ -11,7 +11,7 @@ from ...cluster.transport.stage_spec import Pipeline
 from ...core.arrays import Int32
 from ...core.interfaces import StageMemory
 from ...core.steps import LogProbOutput, StepInput, StepOutput
-from .recording import RecordedAnswer, RowContext, Said, off_text, probed_contexts
+from .recording import ProbedTokens, RecordedAnswer, RowContext, off_text, probed_contexts
 
 Ids = tuple[int, ...]
 # Longest context suffix that is looked up, in tokens.
@@ -46,12 +46,12 @@ class Predictions:
         text = self._texts.get(seed, ())
         start, tokens = off_text(text, context.start, context.tokens)
         if tokens:
-            said = self._off_text.get((seed, start, tokens))
+            ids = self._off_text.get((seed, start, tokens))
         else:
             index = start - self._prompt_lens[seed]
-            said = self._on_text[seed][index] if index < len(self._on_text[seed]) else None
-        if said is not None:
-            return said
+            ids = self._on_text[seed][index] if index < len(self._on_text[seed]) else None
+        if ids is not None:
+            return ids
         end = (text[max(0, start - MAX_END) : start] + tokens)[-MAX_END:]
         for first in range(len(end)):
             if (ids := self._after_ends.get(end[first:])) is not None:
@@ -184,33 +184,35 @@ class PassingPipeline:
 
 
 class TappedPipeline(PassingPipeline):
-    """Collects in `said` the target's most probable tokens after each row that drafters probe.
+    """Collects in `probed` the target's most probable tokens after each row that drafters probe.
 
-    It collects while `said` is not None.
+    It collects while `probed` is not None.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__(pipeline)
-        self.said: Said | None = None
+        self.probed: ProbedTokens | None = None
 
     @property
     def decodes_several(self) -> bool:
         """As of the pipeline while nothing is collected, so that served steps are measured."""
-        return self.said is None and self._pipeline.decodes_several
+        return self.probed is None and self._pipeline.decodes_several
 
     def submit(self, step: StepInput) -> Awaitable[StepOutput]:
         """Send a step, and observe its result."""
         result = super().submit(step)
-        if self.said is None or not len(step.probes.rows):
+        if self.probed is None or not len(step.probes.rows):
             return result
-        return self._heard(step, result, self.said)
+        return self._collected(step, result, self.probed)
 
     @staticmethod
-    async def _heard(step: StepInput, result: Awaitable[StepOutput], said: Said) -> StepOutput:
+    async def _collected(
+        step: StepInput, result: Awaitable[StepOutput], probed: ProbedTokens
+    ) -> StepOutput:
         output = await asyncio.ensure_future(result)
         assert output.probe_ids is not None
         for context, ids in zip(probed_contexts(step), output.probe_ids.tolist(), strict=True):
             # Rows may request different numbers of tokens.
-            if len(ids) > len(said.get(context, ())):
-                said[context] = tuple(ids)
+            if len(ids) > len(probed.get(context, ())):
+                probed[context] = tuple(ids)
         return output

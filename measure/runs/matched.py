@@ -162,7 +162,8 @@ def _of_run(
     partings = []
     for wanted, record in zip(expected, run.records, strict=True):
         # After a different answer, later turns have a different prompt and are not compared.
-        parting = difference(setting, wanted, record) if wanted.said == record.said else None
+        is_same_prompt = wanted.prompt_input == record.prompt_input
+        parting = difference(setting, wanted, record) if is_same_prompt else None
         if parting is None:
             continue
         if explain is not None and wanted.token_ids is not None and record.token_ids is not None:

@@ -140,7 +140,7 @@ def explain_by_model(model: str, temperature: float, tokenizer: PreTrainedTokeni
         pairs = list(zip(expected.token_ids, found.token_ids, strict=False))
         if all(a == b for a, b in pairs):
             return "one answer ends before the other", True
-        prompt = prompt_ids(tokenizer, expected.said)
+        prompt = prompt_ids(tokenizer, expected.prompt_input)
         params = SamplingParams(temperature=temperature, seed=expected.seed)
         wanted, other = zip(*pairs, strict=True)
         [parting] = judge().partings([prompt], [wanted], [other], params)

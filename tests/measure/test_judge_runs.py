@@ -27,7 +27,7 @@ def ranked() -> list[int]:
 
 def test_a_wrong_token_is_no_near_tie(ranked: list[int]) -> None:
     def said(*tokens: int) -> Record:
-        return replace(record(tokens), said=TEXT)
+        return replace(record(tokens), prompt_input=TEXT)
 
     explain = explain_by_model("demo", 0.0, load_tokenizer("demo"))
     why, is_fault = explain(said(ranked[0], 5), said(ranked[1], 5))

@@ -95,7 +95,7 @@ async def test_differences_are_explained() -> None:
 
     def explain(expected: Record, found: Record) -> tuple[str, bool]:
         assert (expected.token_ids, found.token_ids) == (ANSWER, (1, 9))
-        return f"because of {expected.said}", found.prompt == "c"
+        return f"because of {expected.prompt_input}", found.prompt == "c"
 
     found = differences(runs, "target", explain)
     assert [(one.explanation, one.is_fault) for one in found] == [
@@ -147,12 +147,12 @@ async def test_answers_stay_in_a_conversation() -> None:
     assert [(one.prompt, one.turn, one.seed) for one in records] == [
         ("a", 0, 3), ("a", 1, 3), ("b", 0, 4),
     ]  # fmt: skip
-    assert [one.said for one in records] == ["Hi.", "Hi.12345\n\nMore.\n", "Hello."]
+    assert [one.prompt_input for one in records] == ["Hi.", "Hi.12345\n\nMore.\n", "Hello."]
     first, _ = replace(plan, turns=1).asks(SETTINGS[0], "s")
     assert first.further_turns == (), "a conversation is asked for, never the default"
     chat = replace(plan, is_chat=True).asks(SETTINGS[0], "s")
     records, _ = await run_load(endpoint, chat, Load(concurrency=1))
-    assert records[1].said == (
+    assert records[1].prompt_input == (
         {"role": "user", "content": "Hi."},
         {"role": "assistant", "content": "12345"},
         {"role": "user", "content": "More."},

@@ -50,21 +50,21 @@ def test_what_stands_in_the_text_is_left_out(
 
 
 def test_questions_off_the_text_are_kept_and_survive_the_file(tmp_path: Path) -> None:
-    said = {
+    probed = {
         RowContext(7, 1, (2, 9)): (5, 6),
         # In the text, where the recording has the target's tokens already.
         RowContext(7, 1, (2, 3)): (4, 40),
         # Of a request that warmed an engine up.
         RowContext(8, 1, (2, 9)): (1, 1),
     }
-    recording = RECORDING.with_said(said)
+    recording = RECORDING.with_probed(probed)
     assert recording.answers[0].off_text == (OffText(2, (9,), (5, 6)),)
     recording.write(tmp_path / "r.jsonl")
     assert read_recording(tmp_path / "r.jsonl") == recording
 
 
 def test_predictions_are_exact_where_the_context_is_known_and_guessed_elsewhere() -> None:
-    recording = RECORDING.with_said({RowContext(7, 1, (2, 9)): (5, 6)})
+    recording = RECORDING.with_probed({RowContext(7, 1, (2, 9)): (5, 6)})
     predictions = Predictions(recording.answers)
     assert predictions.after(RowContext(7, 1, (2,))) == (3, 30)
     assert predictions.after(RowContext(7, 1, (2, 3))) == (4, 40)
@@ -92,5 +92,5 @@ def test_a_row_follows_the_root_and_its_ancestors() -> None:
 def test_several_tokens_a_step_are_measured_until_something_is_recorded() -> None:
     tapped = TappedPipeline(LocalPipeline([FakeStage(0, True, decodes_several=True)]))
     assert tapped.decodes_several
-    tapped.said = {}
+    tapped.probed = {}
     assert not tapped.decodes_several

@@ -21,7 +21,7 @@ from ....measure.clients.endpoint import Endpoint, Load, Setting, matched_settin
 from ....measure.clients.engine_endpoint import EngineEndpoint, SimulatedEndpoint, collector_spared
 from ....measure.clients.http_endpoint import HttpEndpoint
 from ....measure.prompts import BenchPrompt, read_prompts
-from ....measure.replay.recording import RecordedAnswer, Recording, Said, recorded_params
+from ....measure.replay.recording import ProbedTokens, RecordedAnswer, Recording, recorded_params
 from ....measure.replay.replay_pipeline import ReplayPipeline, TappedPipeline
 from ....measure.runs.matched import Explain, Plan
 from ....measure.runs.near_tie import explain_by_model
@@ -148,7 +148,7 @@ async def open_engines(
         # After the runs, so that what engines learn from it does not change the runs.
         if job.record is not None:
             target_answers = await _record(config.model, first, plan)
-            target_answers.with_said(await _ask_all(endpoints, plan, taps)).write(job.record)
+            target_answers.with_probed(await _ask_all(endpoints, plan, taps)).write(job.record)
 
 
 def _endpoint(
@@ -229,20 +229,20 @@ def _shown(config: EngineConfig) -> dict[str, Any]:
 
 async def _ask_all(
     endpoints: Mapping[Setting, Endpoint], plan: Plan, taps: Sequence[TappedPipeline]
-) -> Said:
-    """Run every setting once, and collect what the target tells drafters."""
-    said: Said = {}
+) -> ProbedTokens:
+    """Run every setting once, and collect the target's predictions for drafters."""
+    probed: ProbedTokens = {}
     for tap in taps:
-        tap.said = said
+        tap.probed = probed
     asked = [setting for setting in endpoints if setting.drafters]
     num_asks = len(asked) * len(plan.prompts)
-    with progress("recording what is said to drafters", total=num_asks, unit="prompts") as work:
+    with progress("recording the target's predictions", total=num_asks, unit="prompts") as work:
         for setting in asked:
             asks = plan.asks(setting, f"record-{setting.name}")
             await run_load(endpoints[setting], asks, Load(), work)
     for tap in taps:
-        tap.said = None
-    return said
+        tap.probed = None
+    return probed
 
 
 def _tapped(taps: list[TappedPipeline]) -> Callable[[MakePipeline], MakePipeline]:

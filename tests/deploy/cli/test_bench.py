@@ -76,7 +76,7 @@ def test_progress_of_a_bench(
     # Two engines; a warm-up and a round of both; answers, and what one drafter was told.
     assert [(work.label, work.total, work.done) for work in progress.works] == [
         ("starting", 2, 2), ("bench", 8, 8), ("recording", 2, 2),
-        ("recording what is said to drafters", 2, 2),
+        ("recording the target's predictions", 2, 2),
     ]  # fmt: skip
 
 
