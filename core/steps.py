@@ -338,8 +338,8 @@ class MultiStepInput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadInput:
-    """What trained heads read of a step, and draft after it. Beside several tokens a request they
-    only read.
+    """What trained heads read of a step, and draft after it. In a step of several tokens a
+    request (`multi_step`) they only read: no task has requests.
 
     feature_requests  indices of requests, rising, whose features are returned: those of all rows of
                       a prompt chunk, of a tree's root and its accepted nodes

@@ -107,7 +107,7 @@ class CostMeter:
 
     def _level_s(self) -> float:
         levels = self._levels
-        # The pass that reads a text says its first level.
+        # The pass that reads a text drafts its first level.
         return levels.slope(levels.mean_y / max(levels.mean_x, 1.0), PRIOR_SQUARES)
 
     def record(

@@ -528,7 +528,7 @@ class FeatureLevels:
 
 
 class MarkovLevels:
-    """A block has logits of all levels; those of the tokens on paths are added level by level."""
+    """A block has logits of all levels; the bias by the tokens on paths is added level by level."""
 
     def __init__(
         self, network: DSparkNetwork, ends: TextEnds, attention: RowsBehind, size: GraphSize

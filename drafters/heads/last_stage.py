@@ -275,7 +275,7 @@ class _Kept(NamedTuple):
 
 
 class _Text(NamedTuple):
-    """A request's text with a step: its last row, the output of that, and the token behind it."""
+    """A request's text with a step: its last row, that row's output, and the token behind it."""
 
     place: int
     token: int

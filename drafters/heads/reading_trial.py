@@ -24,7 +24,8 @@ from ...models.stage.stage_heads import StageHead, TextRows
 
 logger = logging.getLogger(__name__)
 
-# Drafts of each reading that are compared. A wrong layout says hardly a token, a wrong norm some.
+# Drafts of each reading that are compared. A wrong layout gets hardly a token right, a wrong norm
+# some.
 NUM_DRAFTS = 64
 # Queries after which the best so far is kept, though fewer drafts were in time to be compared.
 MOST_QUERIES = 8 * NUM_DRAFTS
@@ -78,7 +79,7 @@ class ReadingTrial:
 
     def drafted(self, key: Hashable, length: int, drafts: Sequence[Proposal]) -> None:
         """Each reading drafted behind the first `length` tokens of a text. Compared where all of
-        them said something, and no other drafts for the text are being judged."""
+        them drafted something, and no other drafts for the text are being judged."""
         is_new = not self.is_over and key not in self._waiting
         if is_new and all(len(draft.tokens) for draft in drafts):
             self._waiting[key] = _Waiting(length, drafts)

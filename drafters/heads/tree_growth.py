@@ -163,8 +163,8 @@ class TreeGrowth:
         depth: PayingDepth | None = None,
     ) -> int:
         """Grow them level by level, until they are complete, the deadline passes, or another level
-        does not pay by `depth`. Heads that draft all levels at once, and trees that are measured,
-        get all.
+        does not pay by `depth`, which is ignored for heads that draft all levels at once, and for
+        trees that are measured.
 
         The number of levels that took a pass each.
         """

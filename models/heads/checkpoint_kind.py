@@ -113,10 +113,9 @@ def _is_dspark(shapes: Shapes, config: Mapping[str, Any]) -> bool:
 def _is_p_eagle(shapes: Shapes, config: Mapping[str, Any]) -> bool:
     if "mask_hidden" in shapes:
         return True
-    is_parallel = (
-        config.get("parallel_drafting") or "ptd_token_id" in config or "pard_token" in config
-    )
-    return bool(is_parallel) and _reads_pairs(shapes, config)
+    is_parallel = bool(config.get("parallel_drafting"))
+    is_parallel = is_parallel or "ptd_token_id" in config or "pard_token" in config
+    return is_parallel and _reads_pairs(shapes, config)
 
 
 def _is_dflash(shapes: Shapes, config: Mapping[str, Any]) -> bool:
@@ -196,10 +195,10 @@ def possible_readings(
     nested = config.get("transformer_layer_config") or {}
     if kind is CheckpointKind.DSPARK and is_speculators:
         own = config.get("dflash_config") or {}
-        if not _is_said(SHIFTED, config, own):
+        if not _is_given(SHIFTED, config, own):
             return {SHIFTED: True}, {SHIFTED: False}
     reads_pairs = kind in {CheckpointKind.EAGLE3, CheckpointKind.P_EAGLE}
-    if reads_pairs and is_speculators and not _is_said(RESIDUAL, config, nested):
+    if reads_pairs and is_speculators and not _is_given(RESIDUAL, config, nested):
         return {RESIDUAL: True}, {RESIDUAL: False}
     # Only EAGLE-3.1 norms each feature.
     is_open = kind is CheckpointKind.EAGLE3 and "fc_norm.0.weight" not in shapes
@@ -213,5 +212,5 @@ def reading_text(reading: Reading) -> str:
     return ",".join(f"{name}={str(value).lower()}" for name, value in reading.items())
 
 
-def _is_said(name: str, *parts: Mapping[str, Any]) -> bool:
+def _is_given(name: str, *parts: Mapping[str, Any]) -> bool:
     return any(part.get(name) is not None for part in parts)

@@ -90,20 +90,20 @@ class MarkovHead(nn.Module):
         tokens  int64 [...] before the drafts, as ids of the target
         memory  [..., rank] after the previous draft; zeros at first
         """
-        hidden, memory = self.hidden(states, tokens, memory)
-        return self.markov_w2(hidden), memory
+        latent, memory = self.latent(states, tokens, memory)
+        return self.markov_w2(latent), memory
 
-    def hidden(self, states: Tensor, tokens: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def latent(self, states: Tensor, tokens: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """The input of `markov_w2`, [..., rank], and the new memory."""
-        hidden = self.markov_w1(tokens)
+        latent = self.markov_w1(tokens)
         if self._kind == "gated":
-            hidden = self.gate_proj(torch.cat([states, hidden], dim=-1)).sigmoid() * hidden
+            latent = self.gate_proj(torch.cat([states, latent], dim=-1)).sigmoid() * latent
         elif self._kind == "rnn":
-            joint = self.joint_proj(torch.cat([memory, hidden, states], dim=-1))
+            joint = self.joint_proj(torch.cat([memory, latent, states], dim=-1))
             gate, candidate, output = joint.chunk(3, dim=-1)
             memory = gate.sigmoid() * memory + (1 - gate.sigmoid()) * candidate.tanh()
-            hidden = output.tanh()
-        return hidden, memory
+            latent = output.tanh()
+        return latent, memory
 
 
 class ConfidenceHead(nn.Module):

@@ -3,7 +3,7 @@
 DeepSeek-V3's form (arXiv 2412.19437, section 2.2), also of GLM-4.5 and Qwen3-Next. Row i joins the
 target's last state of token i with the embedding of token i + 1, each normed, by one projection.
 One more decoder layer of the target's kind, with keys and values of its own, predicts token i + 2
-by the target's output head. Deeper drafts read what the layer said in place of the target's state.
+by the target's output head. Deeper drafts read the layer's output in place of the target's state.
 The modules are transformers' (`MtpModel`).
 """
 

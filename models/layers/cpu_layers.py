@@ -200,8 +200,8 @@ class CpuLayers:
         Within `computing` of a step of a row a request, whose `sampling` is unfiltered.
 
         slots, positions  int32 [passes, rows]  of the rows of each pass; the first are the step's
-        recorded  float32 [passes, rows, (1 + stops) * hidden_size]  is filled with what a call
-                  returns of each pass
+        recorded  float32 [passes, rows, (1 + stops) * hidden_size]  is filled with what `__call__`
+                  returns, of each pass; `stops` as there
         """
         assert self._norm is not None
         assert self._head is not None

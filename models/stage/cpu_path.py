@@ -194,6 +194,7 @@ class CpuPath:
                 tokens = self._pass_by_pass(step, wanted.end_ids, rows, tables, recorded, sampler)
         if recorded is None:
             return DecodedTokens(tokens, None)
+        recorded = recorded[: len(tokens)]
         features = self.taps.features(recorded.flatten(0, 1), self.normed)
         return DecodedTokens(tokens, features.unflatten(0, recorded.shape[:2]))
 

@@ -96,7 +96,7 @@ class HiddenStateTaps:
 
     def features(self, states: Tensor, norm: Callable[[Tensor], Tensor]) -> Tensor:
         """float32 [rows, width]: the drafters' features, from the last stage's states of some
-        rows."""
+        rows. May be a view of `states`."""
         own, noted = states.split(self._outputs, dim=-1)
         if not self._with_last:
             return noted.float()

@@ -235,7 +235,7 @@ class StageHeads:
             np.arange(num_requests + 1, dtype=np.int32) * np.int32(count), step.request_keys,
         )  # fmt: skip
         self._overwritten(slots.ravel())
-        self._read_later(step, texts, features[:count].transpose(0, 1).flatten(0, 1))
+        self._read_later(step, texts, features.transpose(0, 1).flatten(0, 1))
 
     def _read_delayed(self) -> None:
         """Hand the heads the rows of the steps that were delayed, all at once."""

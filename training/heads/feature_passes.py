@@ -72,10 +72,10 @@ def head_loss(
     distances = distance(regress[mask], features[mask], reduction="none")
     losses = weights.feature * distances.mean(-1)
     if weights.is_one_hot:
-        log_probs_said = log_probs.gather(-1, tokens[mask].unsqueeze(-1)).squeeze(-1)
+        expected_log_probs = log_probs.gather(-1, tokens[mask].unsqueeze(-1)).squeeze(-1)
     else:
-        log_probs_said = (target_probs * log_probs).sum(-1)
-    losses = losses - weights.token * log_probs_said
+        expected_log_probs = (target_probs * log_probs).sum(-1)
+    losses = losses - weights.token * expected_log_probs
     if weights.best_tokens:
         best = target_probs.topk(min(weights.num_best, target_probs.shape[-1]), dim=-1)
         chosen = torch.gather(log_probs, -1, best.indices)

@@ -81,16 +81,16 @@ def markov_rows(drafter: DSpark, embedding: Tensor, batch: TextBatch, blocks: Bl
     rows = []
     for draft, state in enumerate(states.unbind(-2)):
         before = _tokens_at(batch, blocks.anchors + draft)
-        hidden, memory = markov.hidden(state, before, memory)
-        rows.append(torch.cat([state, hidden, markov.markov_w1(before)], dim=-1))
+        latent, memory = markov.latent(state, before, memory)
+        rows.append(torch.cat([state, latent, markov.markov_w1(before)], dim=-1))
     return torch.stack(rows, dim=-2)
 
 
 def markov_logits(drafter: DSpark, lm_head: nn.Module, rows: Tensor) -> Tensor:
     """float32 [..., vocabulary] of rows of one draft."""
-    state, hidden, _ = _parts(drafter, rows)
+    state, latent, _ = _parts(drafter, rows)
     assert drafter.markov_head is not None
-    return drafter.logits(lm_head(state) + drafter.markov_head.markov_w2(hidden))
+    return drafter.logits(lm_head(state) + drafter.markov_head.markov_w2(latent))
 
 
 def _drafts(drafter: DSpark, batch: TextBatch, blocks: Blocks) -> Iterator[_Draft]:
@@ -126,8 +126,8 @@ def _loss(drafter: DSpark, lm_head: nn.Module, draft: _Draft, rows: Tensor) -> T
 
 def _parts(drafter: DSpark, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rank = drafter.config.markov_rank
-    state, hidden, embedded = rows.split([drafter.config.hidden_size, rank, rank], dim=-1)
-    return state, hidden, embedded
+    state, latent, embedded = rows.split([drafter.config.hidden_size, rank, rank], dim=-1)
+    return state, latent, embedded
 
 
 def _tokens_at(batch: TextBatch, places: Tensor) -> Tensor:

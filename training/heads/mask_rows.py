@@ -177,13 +177,13 @@ def depth_states(
     num_masks = sum(widths)
     mask_token = anchors.new_full((texts, num_masks), head.config.mask_token)
     mask_features = head.masks(num_masks).expand(texts, -1, -1)
-    states = head(
+    output = head(
         torch.cat([rows.embeddings, _embed(head, embed)(mask_token)], dim=1),
         torch.cat([head.project(rows.features), mask_features], dim=1),
         anchors + depths,
         RolloutAttention(seen_rows(anchors, depths)),
     )
-    return list(states.predict.split(counts.tolist(), dim=1))
+    return list(output.predict.split(counts.tolist(), dim=1))
 
 
 def seen_rows(anchors: Tensor, depths: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """How DFlash and DSpark read features and grow trees.
 
-A block's rows fill in all levels in one pass; DSpark adds logits of the drafted tokens, level by
+A block's rows fill in all levels in one pass; DSpark adds a bias by the drafted tokens, level by
 level.
 """
 
@@ -86,12 +86,12 @@ class BlockNetwork:
         return self.states_of_levels(ends_of(trees, self.device), levels, attention)
 
     def raw_logits(self, states: Tensor) -> Tensor:
-        """[rows, draft vocabulary] of states [rows, hidden_size]: of the output head."""
+        """[rows, draft vocabulary]: the output head's logits of states [rows, hidden_size]."""
         has_own = self._head.config.draft_vocab_size
         return self._head.lm_head(states) if has_own else self._shared.head(states)
 
     def logits(self, raw: Tensor) -> Tensor:
-        """float32 [rows, vocabulary] of all the target's tokens, by the output head's."""
+        """float32 [rows, vocabulary] of all the target's tokens, from `raw_logits`."""
         logits = self._head.logits(raw)
         if self._own_ids is None:
             return logits
@@ -182,7 +182,7 @@ class DSparkNetwork(BlockNetwork):
     def with_tokens(
         self, states: Tensor, raw: Tensor, tokens: Tensor, memories: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """[rows, draft vocabulary] of the output head and the tokens, and new memories.
+        """[rows, draft vocabulary]: raw logits plus the tokens' bias; and new memories.
 
         states    [rows, hidden_size]  of the level
         raw       [rows, draft vocabulary]  `raw_logits` of these

@@ -34,7 +34,8 @@ class HeadTree:
     root     output of the text's last row, [1, width]
     levels   of the tree, at most
     kept     those, and behind them those of the nodes that were read
-    outputs  of these rows, [1, width] each, by node
+    outputs  what is kept of each node: the output [1, width] of its row; of networks that draft all
+             levels at once, at the root, logits of all levels; of DSpark, its memory [rank]
     log_confidences  log-probability that what is drafted behind a node is accepted if that is, by
              node, of networks that estimate it
     """
@@ -122,7 +123,7 @@ class ParallelNetwork(ABC):
     is_parallel = True
 
     def num_behind(self, levels: int) -> int:  # noqa: ARG002 - for heads with such rows
-        """Rows of the pass behind each text, which attend to it; 0: its last output is enough."""
+        """Rows of the pass behind each text, which attend to it; 0: the text's output is enough."""
         return 0
 
     def view(self, layer: int) -> RowView:  # noqa: ARG002 - as of `num_behind`
@@ -193,7 +194,7 @@ class FeatureNetwork:
         return self._kept_outputs(features, self._embeddings(tokens), positions, attention)
 
     def regress(self, outputs: Tensor) -> Tensor:
-        """What rows read in place of features, by the outputs [rows, width] before them."""
+        """The part of outputs [rows, width] that the next rows read in place of features."""
         return outputs[:, self._head.config.hidden_size :]
 
     def level(self, trees: Sequence[HeadTree]) -> Tensor:
@@ -227,7 +228,7 @@ class FeatureNetwork:
         return self._own_logits(outputs)
 
     def behind(self, before: Tensor, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Outputs of rows, [rows, width], each of which goes on from an output `before` it.
+        """Outputs of rows, [rows, width], that go on from the outputs `before` them, [rows, width].
 
         tokens, positions  int64 [rows]
         """
@@ -243,8 +244,8 @@ class FeatureNetwork:
     def _outputs(
         self, features: Tensor, embeddings: Tensor, positions: Tensor, attend: Attend
     ) -> Tensor:
-        states = self._head(embeddings, features, positions, attend)
-        return torch.cat([states.predict, states.regress], dim=-1)
+        output = self._head(embeddings, features, positions, attend)
+        return torch.cat([output.predict, output.regress], dim=-1)
 
     def _embeddings(self, tokens: Tensor) -> Tensor:
         head = self._head

@@ -35,7 +35,7 @@ class PEagleNetwork(ParallelNetwork, FeatureNetwork):
             self._embedding = self._embeddings(mask)
 
     def num_behind(self, levels: int) -> int:
-        """Masks: the text's last row drafts the first one."""
+        """A mask for each level but the first, which the text's last row drafts."""
         return levels - 1
 
     def logits_of_levels(self, ends: TextEnds, levels: int, attend: Attend) -> Tensor:

@@ -41,7 +41,7 @@ at::Tensor run_recording(const c10::intrusive_ptr<Layers>& layers, at::Tensor st
 }
 
 // [rows, (1 + stops) * hidden size]: what `run_recording` records. In one call, as code between two
-// of them runs with cold caches.
+// layers runs with cold caches.
 at::Tensor run_layers(const c10::intrusive_ptr<Layers>& layers, const at::Tensor& states,
                       at::TensorList rotations, at::IntArrayRef stops) {
   if (stops.empty()) return layers->run(states.clone(), rotations, 0, layers->size());

@@ -200,7 +200,7 @@ def compare_parallel(pair: Pair, temperature: float, capture: Capture, device: s
 @on_cpus
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("kind", PARALLEL)
-def test_levels_that_are_said_at_once(
+def test_levels_that_are_drafted_at_once(
     kind: str, temperature: float, graphs: RecordedGraphs, tmp_path: Path
 ) -> None:
     compare_parallel(pair_of(kind, tmp_path), temperature, graphs, "cpu")

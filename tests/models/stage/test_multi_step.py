@@ -148,14 +148,14 @@ def test_heads_read_the_states_of_single_steps(
         return replace(step, sampling=replace(step.sampling, top_k=np.full(3, top_k, "i4")))
 
     tokens = np.array([prompt[-1] for prompt in PROMPTS], dtype=np.int32)
-    step, expected, said = step_of(tokens, 0), [], []
+    step, expected, decoded = step_of(tokens, 0), [], []
     for index in range(COUNT):
         own = replace(step_of(tokens, index), heads=HeadInput(feature_requests=(0, 1, 2)))
         output = one.run(own)
         assert isinstance(output, StepOutput)
         assert output.features is not None
         tokens = output.target_tokens
-        said.append(tokens)
+        decoded.append(tokens)
         expected.append(output.features)
     tasks = (HeadTask("head", (), (), ()),)
     several.run(
@@ -165,7 +165,7 @@ def test_heads_read_the_states_of_single_steps(
         )
     )  # fmt: skip
     [texts], [features] = head.texts, head.features
-    assert np.array_equal(texts.following, np.stack(said, axis=1).ravel())
+    assert np.array_equal(texts.following, np.stack(decoded, axis=1).ravel())
     assert np.array_equal(features.numpy(), np.stack(expected, axis=1).reshape(features.shape))
 
 
