@@ -8,10 +8,11 @@ For each set of drafters, load, temperature and kind of prompts four engines sta
 drafters, with them, with them at fixed numbers of nodes, and once more without drafters, which
 shows how far from 1 ratios lie by chance on this machine. Each decodes one half of the prompts
 fresh and then the other half, part by part and in turns, so that a machine that becomes slower
-slows all of them: `fresh` and `steady` are ratios of tokens a second to those of plain decoding in
-the same half, `of best` is that of the second half to the best fixed setting. A half has so many
-prompts, and such long answers, that plain decoding takes about `--seconds`. Prints a row for each,
-writes JSON after each.
+slows all of them. Engines also differ by where in memory their weights lie: each round starts them
+in another order, so take as many rounds as engines, or a multiple. `fresh` and `steady` are ratios
+of tokens a second to those of plain decoding in the same half, `of best` is that of the second half
+to the best fixed setting. A half has so many prompts, and such long answers, that plain decoding
+takes about `--seconds`. Prints a row for each, writes JSON after each.
 """
 
 from __future__ import annotations
@@ -216,10 +217,12 @@ async def _round(
     """The first half, of those that are compared, and the second, of all."""
     streams = plan.load.concurrency
     assert streams is not None
-    async with _engines(configs) as endpoints:
+    first = turn % len(configs)
+    starts = [*configs.items()][first:] + [*configs.items()][:first]
+    async with _engines(dict(starts)) as endpoints:
         # What any first step pays, with or without drafters.
-        first = plan.prompts[: max(WARM_UP, streams)]
-        warm_up = replace(plan, prompts=first, max_tokens=WARM_UP_TOKENS)
+        prompts = plan.prompts[: max(WARM_UP, streams)]
+        warm_up = replace(plan, prompts=prompts, max_tokens=WARM_UP_TOKENS)
         rates = {
             endpoint: (await _run(endpoint, warm_up, PLAIN)).output_throughput
             for endpoint in dict.fromkeys(endpoints.values())
