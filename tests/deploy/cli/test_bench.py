@@ -73,7 +73,7 @@ def test_progress_of_a_bench(
     arguments += ["--rounds", "1", "--record", str(tmp_path / "recording.jsonl")]
     result = runner.invoke(cli.app, arguments)
     assert result.exit_code == 0, result.output
-    # Two engines; a warm-up and a round of both; answers, and what one drafter was told.
+    # Two engines; a warm-up and a round of both; answers, and predictions for one drafter.
     assert [(work.label, work.total, work.done) for work in progress.works] == [
         ("starting", 2, 2), ("bench", 8, 8), ("recording", 2, 2),
         ("recording the target's predictions", 2, 2),
