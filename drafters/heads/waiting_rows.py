@@ -61,8 +61,8 @@ def move_states(states: Int32, owners: Int32, moves: Int32) -> None:
 
 @compiled
 def take_places(states: Int32, owners: Int32, first: int, slots: Int32) -> Int32:
-    """Places int32 [n] for the features of slots int32 [n], no slot twice, from place `first` on;
-    who waited there is let go. At most as many slots as places."""
+    """Places int32 [n] for the features of slots int32 [n], from place `first` on; who waited there
+    is let go. A slot that comes twice has the last one. At most as many slots as places."""
     places = np.empty(len(slots), dtype=np.int32)
     for index in range(len(slots)):
         place, slot = (first + index) % len(owners), slots[index]

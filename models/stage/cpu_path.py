@@ -105,12 +105,12 @@ def _load_from(folder: Path, progress: Progress) -> None:
 class DecodedTokens(NamedTuple):
     """What `CpuPath.decode` found.
 
-    tokens    int32 [passes, rows]; -1 in the only pass after a row that is not finite
-    features  float32 [passes, rows, width]  of the taps; None: not wanted
+    tokens  int32 [passes, rows]; -1 in the only pass after a row that is not finite
+    states  float32 [passes, rows, output_size of the taps]; None: not wanted
     """
 
     tokens: Int32
-    features: Tensor | None
+    states: Tensor | None
 
 
 class CpuPath:
@@ -169,7 +169,7 @@ class CpuPath:
 
     def decode(
         self, step: StepInput, wanted: MultiStepInput, rows: tuple[Int32, Int32],
-        sampler: Sampler, *, with_features: bool,
+        sampler: Sampler, *, with_states: bool,
     ) -> DecodedTokens:  # fmt: skip
         """The tokens of all passes of `rows`. Fewer if all answers end, or the next pass has logits
         that are not finite.
@@ -182,7 +182,7 @@ class CpuPath:
         assert self._embed is not None
         slots, positions = rows
         tables, recorded = self._rotary.tables_of(int(positions.max()) + 1), None
-        if with_features:
+        if with_states:
             recorded = torch.empty(*slots.shape, self.taps.output_size)
         with computing(step, self.kv, self.block_size):
             if is_table(self._embed) and step.sampling.is_unfiltered:
@@ -192,11 +192,7 @@ class CpuPath:
                 )  # fmt: skip
             else:
                 tokens = self._pass_by_pass(step, wanted.end_ids, rows, tables, recorded, sampler)
-        if recorded is None:
-            return DecodedTokens(tokens, None)
-        recorded = recorded[: len(tokens)]
-        features = self.taps.features(recorded.flatten(0, 1), self.normed)
-        return DecodedTokens(tokens, features.unflatten(0, recorded.shape[:2]))
+        return DecodedTokens(tokens, None if recorded is None else recorded[: len(tokens)])
 
     def _pass_by_pass(
         self,

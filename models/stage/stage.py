@@ -156,14 +156,10 @@ class Stage:
         states = self._hidden(step, hidden)
         if not self.is_last:
             return states
-        path, rows = self.path, wanted_rows(step)
-
-        def features_of(wanted: Tensor) -> Tensor:
-            return path.taps.features(wanted, path.normed)
-
+        rows = wanted_rows(step)
         return launch_answer(
             step, rows, self._logits(states, rows), self._sampler,
-            states=states, features_of=features_of, heads=self._heads,
+            states=states, features_of=self._features, heads=self._heads,
         )  # fmt: skip
 
     @torch.inference_mode()
@@ -178,6 +174,10 @@ class Stage:
         self._move(step.moves)
         return self.path.hidden_states(step, hidden)
 
+    def _features(self, states: Tensor) -> Tensor:
+        """float32 [n, width]: what drafters read of n rows of a step's states."""
+        return self.path.taps.features(states, self.path.normed)
+
     def _move(self, moves: Int32) -> None:
         if not len(moves):
             return
@@ -189,9 +189,9 @@ class Stage:
         assert isinstance(self.path, CpuPath)
         self._move(step.moves)
         rows = following_rows(step, wanted.num_tokens, self.block_size)
-        with_features = self._heads is not None and bool(step.heads.tasks)
-        tokens, features = self.path.decode(
-            step, wanted, rows, self._sampler, with_features=with_features
+        with_states = self._heads is not None and bool(step.heads.tasks)
+        tokens, states = self.path.decode(
+            step, wanted, rows, self._sampler, with_states=with_states
         )
         # Decoding stops at a row that is not finite.
         not_finite = np.flatnonzero(tokens[0] < 0).astype(np.int32)
@@ -204,7 +204,7 @@ class Stage:
             not_finite=not_finite if len(not_finite) else None,
         )
         if self._heads is not None:
-            self._heads.decoded(step, rows, output, features)
+            self._heads.decoded(step, rows, output, states, self._features)
         return output
 
     def _logits(self, hidden: Tensor, rows: Int32) -> Tensor:

@@ -27,8 +27,9 @@ T = TypeVar("T")
 
 # Consecutive failures after which a head is disabled.
 MOST_FAILURES = 3
-# Rows of steps without drafts that wait to be handed to the heads together.
-MOST_DELAYED_ROWS = 64
+# Rows of steps without drafts that wait to be handed to the heads together. Handing them over takes
+# a percent of a short step, with cold caches, and little more for the rows of several steps.
+MOST_DELAYED_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,7 +139,7 @@ class StageHeads:
         # The heads that had tasks in the previous step.
         self._in_use: frozenset[str] = frozenset()
         self._pipelined_trees = PipelinedFeatures()
-        self._delayed: list[_DelayedStep] = []
+        self._delayed: list[_DelayedRows] = []
         load_walk()
 
     @property
@@ -177,9 +178,9 @@ class StageHeads:
         """
         self._release(step)
         if _can_wait(step):
-            self._delayed.append(_DelayedStep(step, target_tokens, states.clone(), features_of))
-            if sum(len(one.states) for one in self._delayed) >= MOST_DELAYED_ROWS:
-                self._read_delayed()
+            rows = step.slots, step.positions, target_tokens
+            own = _DelayedRows(step, step.request_keys, *rows, states.clone(), features_of)
+            self._delay(own)
             return ()
         self._read_delayed()
 
@@ -196,7 +197,9 @@ class StageHeads:
             step.slots[rows], step.positions[rows], committed.following, committed.starts,
             step.request_keys,
         )  # fmt: skip
-        committed_features, last_rows = features(rows), _last_rows(step, committed)
+        # Committed rows ascend: as many are all of them.
+        committed_features = features_of(states) if len(rows) == len(states) else features(rows)
+        last_rows = _last_rows(step, committed)
         at_leaves: tuple[int, ...] = ()
         if step.heads.chunk_requests:
             pipelined_trees = self._pipelined_trees.follow(step, target_tokens, features)
@@ -215,52 +218,58 @@ class StageHeads:
         step: StepInput,
         rows: tuple[Int32, Int32],
         output: StepOutput,
-        features: Tensor | None,
+        states: Tensor | None,
+        features_of: Callable[[Tensor], Tensor],
     ) -> None:
-        """Keep the features of a multi-step decoding step until drafts are wanted.
+        """Keep the states of a multi-step decoding step until drafts are wanted.
 
-        rows      slots and positions of each pass, int32 [passes, requests] each
-        features  float32 [passes, requests, width]; None: no head has a task
+        rows    slots and positions of each pass, int32 [passes, requests] each
+        states  [passes, requests, ..], kept by nobody else; None: no head has a task
+        features_of  as in `draft`
         """
         self._release(step)
-        self._read_delayed()
         slots, positions = rows
-        if features is None:
+        if states is None:
+            self._read_delayed()
             self._overwritten(slots.ravel())
             return
         assert output.decoded is not None
-        num_requests, count = output.decoded.shape
-        texts = TextRows(
-            slots[:count].T.ravel(), positions[:count].T.ravel(), output.decoded.ravel(),
-            np.arange(num_requests + 1, dtype=np.int32) * np.int32(count), step.request_keys,
+        count = output.decoded.shape[1]
+        self._delay(
+            _DelayedRows(
+                step, step.request_keys * count, slots[:count].ravel(), positions[:count].ravel(),
+                output.decoded.T.ravel(), states[:count].flatten(0, 1), features_of,
+            )
         )  # fmt: skip
-        self._overwritten(slots.ravel())
-        self._read_later(step, texts, features.transpose(0, 1).flatten(0, 1))
+
+    def _delay(self, rows: _DelayedRows) -> None:
+        self._delayed.append(rows)
+        if sum(len(one.slots) for one in self._delayed) >= MOST_DELAYED_ROWS:
+            self._read_delayed()
 
     def _read_delayed(self) -> None:
         """Hand the heads the rows of the steps that were delayed, all at once."""
         if not self._delayed:
             return
-        steps, targets, states, (*_, features_of) = zip(*self._delayed, strict=True)
+        steps, keys, slots, positions, following, states, (*_, features_of) = zip(
+            *self._delayed, strict=True
+        )
         self._delayed.clear()
-        slots = np.concatenate([step.slots for step in steps])
+        all_slots = np.concatenate(slots)
         texts = TextRows(
-            slots, np.concatenate([step.positions for step in steps]), np.concatenate(targets),
-            np.arange(len(slots) + 1, dtype=np.int32),
-            tuple(chain.from_iterable(step.request_keys for step in steps)),
+            all_slots, np.concatenate(positions), np.concatenate(following),
+            np.arange(len(all_slots) + 1, dtype=np.int32), tuple(chain.from_iterable(keys)),
         )  # fmt: skip
-        self._overwritten(slots)
-        self._read_later(steps[-1], texts, features_of(torch.cat(states)))
+        self._overwritten(all_slots)
+        features = features_of(torch.cat(states))
+        for task in steps[-1].heads.tasks:
+            head = self._heads[task.source]
+            work = partial(head.read_later, texts, features)
+            self._supervised(head.name, steps[-1], work)
 
     def _overwritten(self, slots: Int32) -> None:
         for head in self._heads.values():
             head.overwritten(slots)
-
-    def _read_later(self, step: StepInput, texts: TextRows, features: Tensor) -> None:
-        """Let the heads with tasks in a step keep rows until drafts are wanted."""
-        for task in step.heads.tasks:
-            head = self._heads[task.source]
-            self._supervised(head.name, step, partial(head.read_later, texts, features))
 
     def _release(self, step: StepInput) -> None:
         """Free the caches of heads without a task, which the engine no longer uses."""
@@ -306,14 +315,21 @@ class StageHeads:
             return None
 
 
-class _DelayedStep(NamedTuple):
-    """A step of one row a request, behind which nothing is drafted.
+class _DelayedRows(NamedTuple):
+    """Rows of a step behind which nothing is drafted: one of each request, or of each pass of
+    several the same.
 
-    target_tokens, states, features_of  as in `StageHeads.draft`; the states are a copy
+    keys          of the requests, of each row; empty: they are not identified
+    slots, positions, following  int32 [rows], as of `TextRows`
+    states        [rows, ..], a copy
+    features_of   as in `StageHeads.draft`
     """
 
     step: StepInput
-    target_tokens: Int32
+    keys: tuple[int, ...]
+    slots: Int32
+    positions: Int32
+    following: Int32
     states: Tensor
     features_of: Callable[[Tensor], Tensor]
 

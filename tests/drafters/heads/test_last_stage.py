@@ -196,7 +196,8 @@ def test_tokens_of_a_step_of_several_wait_too() -> None:
     states = torch.randn(NUM_REQUESTS * NUM_ROWS, HIDDEN_SIZE, generator=seeded(0))
     output = StepOutput(0, targets[firsts], decoded=targets[rows].T.copy())
     idle = without_drafts(0)
-    heads.decoded(idle, (step.slots[rows], step.positions[rows]), output, states[rows])
+    slots, positions = step.slots[rows], step.positions[rows]
+    heads.decoded(idle, (slots, positions), output, states[rows], as_they_are)
     run(expected, 0, idle)
     assert_same(run(heads, 1), run(expected, 1))
 
