@@ -225,6 +225,22 @@ def test_rows_of_steps_without_trees_wait_too(moved: bool) -> None:
     assert said(run(stage_heads(NUM_SLOTS), 1)) != said(run(heads, 1))
 
 
+def test_a_slot_that_is_written_twice_holds_the_last_row() -> None:
+    """Rows that wait together are of several steps, and a slot may go from one text to another."""
+    heads, expected, other = (stage_heads(NUM_SLOTS) for _ in range(3))
+    step, targets = STEPS[0]
+    rows = step.request_starts[:-1]
+    one = root_step(without_drafts(0), rows, step.slots[rows])
+    states = torch.randn(NUM_REQUESTS, HIDDEN_SIZE, generator=seeded(0))
+    for own in (heads, other):
+        own.draft(one, targets[rows], None, -states, as_they_are)
+    for own in (heads, expected):
+        own.draft(one, targets[rows], None, states, as_they_are)
+    found = run(heads, 1)
+    assert_same(found, run(expected, 1))
+    assert said(found) != said(run(other, 1))
+
+
 def root_step(step: StepInput, rows: Int32, slots: Int32) -> StepInput:
     """A step of these rows alone, one of each request, in other slots."""
     starts = np.arange(len(rows) + 1, dtype=np.int32)
