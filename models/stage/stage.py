@@ -71,7 +71,7 @@ class Stage:
             path.kv.num_slots, path.block_size,
             path.capture if isinstance(path, GraphPath) else None,
         )  # fmt: skip
-        return StageHeads(make_heads(parts))
+        return StageHeads(make_heads(parts), self._features)
 
     @property
     def kv(self) -> PagedKv:
@@ -204,7 +204,7 @@ class Stage:
             not_finite=not_finite if len(not_finite) else None,
         )
         if self._heads is not None:
-            self._heads.decoded(step, rows, output, states, self._features)
+            self._heads.decoded(step, rows, output, states)
         return output
 
     def _logits(self, hidden: Tensor, rows: Int32) -> Tensor:
@@ -272,9 +272,9 @@ def launch_answer(
         accepted = accepted_rows(step, targets.cpu().numpy(), results)
         parts["features"] = features_of(states[to_device(accepted, states.device)])
     drafts: tuple[HeadDrafts, ...] = ()
-    if heads is not None and states is not None and features_of is not None:
+    if heads is not None and states is not None:
         # Before the next step, which moves the heads' cache of these rows.
-        drafts = heads.draft(step, targets.cpu().numpy(), results, states, features_of)
+        drafts = heads.draft(step, targets.cpu().numpy(), results, states)
     copy = HostCopy(list(parts.values()))
 
     def wait() -> StepOutput:

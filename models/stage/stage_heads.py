@@ -133,13 +133,15 @@ MakeHeads = Callable[[LastStageParts], Sequence[StageHead]]
 class StageHeads:
     """Heads of one stage, by name. Errors of a head never fail a step."""
 
-    def __init__(self, heads: Sequence[StageHead]) -> None:
+    def __init__(self, heads: Sequence[StageHead], features_of: Callable[[Tensor], Tensor]) -> None:
+        """`features_of`: float32 [n, width] of n rows of a step's states."""
         self._heads = {head.name: head for head in heads}
         self._failures = dict.fromkeys(self._heads, 0)
         # The heads that had tasks in the previous step.
         self._in_use: frozenset[str] = frozenset()
         self._pipelined_trees = PipelinedFeatures()
         self._delayed: list[_DelayedRows] = []
+        self._features_of = features_of
         load_walk()
 
     @property
@@ -167,25 +169,22 @@ class StageHeads:
         target_tokens: Int32,
         results: tuple[VerificationResult, ...] | None,
         states: Tensor,
-        features_of: Callable[[Tensor], Tensor],
     ) -> tuple[HeadDrafts, ...]:
         """The drafts of the step's head tasks, in order.
 
         target_tokens  int32 [len(logits_rows)] as committed
         results        of the acceptance rule; None: `target_tokens` decide
         states         [rows, ..] of the step; valid until the next one
-        features_of    float32 [n, width] of n rows of `states`
         """
         self._release(step)
         if _can_wait(step):
             rows = step.slots, step.positions, target_tokens
-            own = _DelayedRows(step, step.request_keys, *rows, states.clone(), features_of)
-            self._delay(own)
+            self._delay(_DelayedRows(step, step.request_keys, *rows, states.clone()))
             return ()
         self._read_delayed()
 
         def features(wanted: Int32) -> Tensor:
-            return features_of(states[to_device(wanted, states.device)])
+            return self._features_of(states[to_device(wanted, states.device)])
 
         self._overwritten(step.slots)
         if not step.heads.tasks:
@@ -197,8 +196,9 @@ class StageHeads:
             step.slots[rows], step.positions[rows], committed.following, committed.starts,
             step.request_keys,
         )  # fmt: skip
-        # Committed rows ascend: as many are all of them.
-        committed_features = features_of(states) if len(rows) == len(states) else features(rows)
+        # Committed rows ascend, so as many as the step has are all of them.
+        is_all = len(rows) == len(states)
+        committed_features = self._features_of(states) if is_all else features(rows)
         last_rows = _last_rows(step, committed)
         at_leaves: tuple[int, ...] = ()
         if step.heads.chunk_requests:
@@ -219,13 +219,11 @@ class StageHeads:
         rows: tuple[Int32, Int32],
         output: StepOutput,
         states: Tensor | None,
-        features_of: Callable[[Tensor], Tensor],
     ) -> None:
         """Keep the states of a multi-step decoding step until drafts are wanted.
 
         rows    slots and positions of each pass, int32 [passes, requests] each
         states  [passes, requests, ..], kept by nobody else; None: no head has a task
-        features_of  as in `draft`
         """
         self._release(step)
         slots, positions = rows
@@ -238,7 +236,7 @@ class StageHeads:
         self._delay(
             _DelayedRows(
                 step, step.request_keys * count, slots[:count].ravel(), positions[:count].ravel(),
-                output.decoded.T.ravel(), states[:count].flatten(0, 1), features_of,
+                output.decoded.T.ravel(), states[:count].flatten(0, 1),
             )
         )  # fmt: skip
 
@@ -251,9 +249,7 @@ class StageHeads:
         """Hand the heads the rows of the steps that were delayed, all at once."""
         if not self._delayed:
             return
-        steps, keys, slots, positions, following, states, (*_, features_of) = zip(
-            *self._delayed, strict=True
-        )
+        steps, keys, slots, positions, following, states = zip(*self._delayed, strict=True)
         self._delayed.clear()
         all_slots = np.concatenate(slots)
         texts = TextRows(
@@ -261,7 +257,7 @@ class StageHeads:
             np.arange(len(all_slots) + 1, dtype=np.int32), tuple(chain.from_iterable(keys)),
         )  # fmt: skip
         self._overwritten(all_slots)
-        features = features_of(torch.cat(states))
+        features = self._features_of(torch.cat(states))
         for task in steps[-1].heads.tasks:
             head = self._heads[task.source]
             work = partial(head.read_later, texts, features)
@@ -316,13 +312,11 @@ class StageHeads:
 
 
 class _DelayedRows(NamedTuple):
-    """Rows of a step behind which nothing is drafted: one of each request, or of each pass of
-    several the same.
+    """Rows of a step behind which nothing is drafted: one of each request in each of its passes.
 
-    keys          of the requests, of each row; empty: they are not identified
-    slots, positions, following  int32 [rows], as of `TextRows`
-    states        [rows, ..], a copy
-    features_of   as in `StageHeads.draft`
+    keys    of each row's request; empty: they are not identified
+    slots, positions, following  int32 [rows]  as in `TextRows`
+    states  [rows, ..]  a copy
     """
 
     step: StepInput
@@ -331,7 +325,6 @@ class _DelayedRows(NamedTuple):
     positions: Int32
     following: Int32
     states: Tensor
-    features_of: Callable[[Tensor], Tensor]
 
 
 def _can_wait(step: StepInput) -> bool:

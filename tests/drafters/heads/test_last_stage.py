@@ -21,7 +21,6 @@ from draftline.models.stage import stage_heads as stage_heads_module
 from draftline.models.stage.gpu_path import Work
 from draftline.models.stage.stage_heads import MOST_FAILURES, StageHeads
 from support.inputs.stage_head_steps import HIDDEN_SIZE, stage_heads, steps_of
-from torch import Tensor
 
 NUM_REQUESTS, NUM_ROWS = 3, 5
 NUM_SLOTS, STEPS = steps_of(NUM_REQUESTS)
@@ -33,11 +32,7 @@ def run(heads: StageHeads, number: int, step: StepInput | None = None) -> tuple[
     own, targets = STEPS[number]
     generator = torch.Generator().manual_seed(number)
     states = torch.randn(NUM_REQUESTS * NUM_ROWS, HIDDEN_SIZE, generator=generator)
-    return heads.draft(step or own, targets, None, states, as_they_are)
-
-
-def as_they_are(states: Tensor) -> Tensor:
-    return states
+    return heads.draft(step or own, targets, None, states)
 
 
 def with_tasks(number: int, tasks: tuple[HeadTask, ...]) -> StepInput:
@@ -197,7 +192,7 @@ def test_tokens_of_a_step_of_several_wait_too() -> None:
     output = StepOutput(0, targets[firsts], decoded=targets[rows].T.copy())
     idle = without_drafts(0)
     slots, positions = step.slots[rows], step.positions[rows]
-    heads.decoded(idle, (slots, positions), output, states[rows], as_they_are)
+    heads.decoded(idle, (slots, positions), output, states[rows])
     run(expected, 0, idle)
     assert_same(run(heads, 1), run(expected, 1))
 
@@ -214,7 +209,7 @@ def test_rows_of_steps_without_trees_wait_too(moved: bool) -> None:
         rows = step.request_starts[:-1] + row
         one = root_step(without_drafts(0), rows, elsewhere[rows])
         reused = states[rows].clone()
-        assert heads.draft(one, targets[rows], None, reused, as_they_are) == ()
+        assert heads.draft(one, targets[rows], None, reused) == ()
         # As the buffers of a graph are.
         reused.zero_()
     if moved:
@@ -233,9 +228,9 @@ def test_a_slot_that_is_written_twice_holds_the_last_row() -> None:
     one = root_step(without_drafts(0), rows, step.slots[rows])
     states = torch.randn(NUM_REQUESTS, HIDDEN_SIZE, generator=seeded(0))
     for own in (heads, other):
-        own.draft(one, targets[rows], None, -states, as_they_are)
+        own.draft(one, targets[rows], None, -states)
     for own in (heads, expected):
-        own.draft(one, targets[rows], None, states, as_they_are)
+        own.draft(one, targets[rows], None, states)
     found = run(heads, 1)
     assert_same(found, run(expected, 1))
     assert said(found) != said(run(other, 1))

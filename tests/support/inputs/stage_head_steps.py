@@ -55,7 +55,8 @@ def stage_heads(num_slots: int, tree: str = "chain", capture: Capture | None = N
         BLOCK_SIZE, capture,
     )  # fmt: skip
     shared = SharedParts(embed, nn.Identity(), lm_head, None)
-    return StageHeads([LastStageHead(spec, network_of(head, shared), (0,), parts)])
+    own = LastStageHead(spec, network_of(head, shared), (0,), parts)
+    return StageHeads([own], features_of=lambda states: states)
 
 
 def steps_of(num_requests: int) -> tuple[int, list[tuple[StepInput, Int32]]]:
