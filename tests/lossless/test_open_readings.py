@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from draftline.deploy.cli import main as cli
 from draftline.deploy.cli.demo.prompts import held_out_prompts
 from draftline.drafters.heads import reading_trial
 from draftline.models.load.checkpoint import resolve_head_path
-from draftline.models.stage.stage_heads import StageHead, StageHeads
+from draftline.models.stage.stage_heads import StageHeads
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -92,9 +91,9 @@ def test_what_is_kept_by_the_reading_that_was_wrong_is_freed(
     made: list[StageHeads] = []
     make = StageHeads.__init__
 
-    def noted(self: StageHeads, heads: Sequence[StageHead]) -> None:
+    def noted(self: StageHeads, *args: object, **options: object) -> None:
         made.append(self)
-        make(self, heads)
+        make(self, *args, **options)  # pyright: ignore[reportArgumentType]
 
     monkeypatch.setattr(StageHeads, "__init__", noted)
     drafters = (DrafterConfig(kind="head", model=str(unsaid)),)
