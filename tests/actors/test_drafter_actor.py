@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +16,7 @@ from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links.grpc_link import GrpcLink, GrpcOptions
 from draftline.core.errors import DrafterError, DraftlineError
 from support.servers.hub_session import QUICK_RETRY, Rhyme, until
-from support.servers.processes import drafter_actor_pids
+from support.servers.processes import drafter_actor_pids, send_signal
 from support.servers.ray_cluster import ray_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
@@ -69,7 +68,7 @@ async def test_a_paused_actor_is_replaced_and_proposals_come_again(monkeypatch):
     rhyme = Rhyme(hub)
     await until(rhyme.step)
     paused = drafter_actor_pids()[-1]
-    os.kill(paused, signal.SIGSTOP)
+    send_signal(paused, signal.SIGSTOP)
     await until(rhyme.is_silent)
     async with asyncio.timeout(60):
         await until(rhyme.step, pause_s=0.1)

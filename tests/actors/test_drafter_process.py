@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from draftline.cluster.links.grpc_link import GrpcLink, GrpcOptions
 from draftline.core.errors import DrafterError
 from support.fakes.fake_drafters import VOCAB_SIZE
 from support.servers.hub_session import LIMITS, HubSession, Rhyme, until
+from support.servers.processes import send_signal
 
 ENGINE = EngineConfig(model="demo")
 PROMPT_LOOKUP = DrafterConfig(kind="prompt_lookup", name="far", num_matches=1)
@@ -107,7 +107,7 @@ async def test_a_paused_server_is_replaced_and_proposals_come_again(start):
     rhyme = Rhyme(hub)
     await until(rhyme.step)
     paused = pid_of(process)
-    os.kill(paused, signal.SIGSTOP)
+    send_signal(paused, signal.SIGSTOP)
     await until(rhyme.is_silent)
     await until(rhyme.step)
     assert pid_of(process) != paused

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.servers.processes import api_pids, is_alive, num_connections
+from support.servers.processes import api_pids, is_alive, num_connections, send_signal
 from support.servers.served_model import ServedModel, served_model
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
@@ -126,7 +126,7 @@ async def test_an_api_process_dies_or_hangs(served: ServedModel, number: int) ->
     async with streams(served) as running:
         victim, other = api_pids(served.process.pid)
         num_lost = num_connections(victim, port_of(served))
-        os.kill(victim, number)
+        send_signal(victim, number)
         found = await ends(running)
         assert (found.count(CUT_OFF), found.count(WHOLE)) == (num_lost, len(running) - num_lost)
     await until(lambda: not is_alive(victim))
@@ -139,7 +139,7 @@ async def test_an_api_process_dies_or_hangs(served: ServedModel, number: int) ->
 
 async def test_the_engines_process_is_paused(served: ServedModel) -> None:
     async with streams(served) as running:
-        os.kill(served.process.pid, signal.SIGSTOP)
+        send_signal(served.process.pid, signal.SIGSTOP)
         try:
             assert set(await ends(running)) == {ERROR_EVENT}
             assert {one.error["code"] for one in running} == {503}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -14,7 +13,7 @@ from draftline.core.request.output import RequestOutput
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.cli.demo.prompts import held_out_prompts
 from draftline.retrieval_store.serving.open_store import open_store
-from support.servers.processes import drafter_pids
+from support.servers.processes import drafter_pids, send_signal
 from support.servers.redis_server import RedisServer
 
 PROMPTS = [prompt.text for prompt in held_out_prompts(4)]
@@ -77,7 +76,7 @@ def test_a_killed_and_a_paused_drafter_server_come_back_and_change_nothing(
         plain = engine.generate(PROMPTS, PARAMS, RequestOptions(speculative=False))
         for number in numbers:
             (before,) = drafter_pids()
-            drafted = generate_while(engine, lambda: os.kill(before, number))  # noqa: B023
+            drafted = generate_while(engine, lambda: send_signal(before, number))  # noqa: B023
             assert token_ids(drafted) == token_ids(plain)
             # A server that hangs as it starts is given up after a minute, and started again.
             deadline = time.monotonic() + 180

@@ -14,7 +14,7 @@ from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.request.output import RequestOutput
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.cli.demo.prompts import held_out_prompts
-from support.servers.processes import drafter_pids
+from support.servers.processes import drafter_pids, send_signal
 
 PROMPTS = [prompt.text for prompt in held_out_prompts(8)]
 PARAMS = SamplingParams(max_tokens=160, temperature=0.0, ignore_eos=True)
@@ -36,7 +36,7 @@ def killed(pid: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def paused(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
+    send_signal(pid, signal.SIGSTOP)
     yield
     # The engine may have replaced it.
     with contextlib.suppress(ProcessLookupError):
@@ -51,7 +51,7 @@ def slowed(pid: int) -> Iterator[None]:
     def stop_and_go() -> None:
         with contextlib.suppress(ProcessLookupError):
             while not is_over.is_set():
-                os.kill(pid, signal.SIGSTOP)
+                send_signal(pid, signal.SIGSTOP)
                 is_over.wait(0.25)
                 os.kill(pid, signal.SIGCONT)
                 is_over.wait(0.005)

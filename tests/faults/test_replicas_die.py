@@ -16,7 +16,7 @@ import httpx
 import pytest
 import yaml
 from draftline.deploy.cli.demo.prompts import held_out_prompts
-from support.servers.processes import coordinator_pids
+from support.servers.processes import coordinator_pids, send_signal
 from support.servers.served_model import ServedModel, served_model
 
 NUM_TOKENS = 300
@@ -119,7 +119,7 @@ def test_streams_of_a_lost_replica_go_on_at_another(
             time.sleep(0.02)
             worked = {pid: ticks(pid) - before for pid, before in idle.items()}
         victim = max(worked, key=worked.__getitem__)
-        os.kill(victim, number)
+        send_signal(victim, number)
         assert [future.result(300) for future in running] == [*plain, *plain]
     assert num_resumed(served.url) > resumed_before
     if number == signal.SIGSTOP:

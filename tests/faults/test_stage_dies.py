@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from draftline.cluster.engine.request_factory import Prompt
 from draftline.core.request.output import RequestOutput
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.cli.demo.prompts import held_out_prompts
-from support.servers.processes import is_alive, stage_pids
+from support.servers.processes import is_alive, send_signal, stage_pids
 from support.servers.ray_cluster import living_actors
 from support.tools.tiny_models import VOCAB_SIZE, save_tiny_model
 from support.tools.tiny_tokenizers import single_bytes
@@ -101,7 +100,7 @@ def kill_a_stage(engine: Engine, before: int, number: signal.Signals) -> None:
         time.sleep(0.002)
     stays, victim = stage_pids()
     held = num_held(stays)
-    os.kill(victim, number)
+    send_signal(victim, number)
     wait_until(lambda: engine.health() != "ready")
     wait_until(lambda: engine.health() == "ready")
     assert stays in stage_pids()

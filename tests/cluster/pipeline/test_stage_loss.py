@@ -14,7 +14,7 @@ from draftline.cluster.pipeline.supervisor import Taken
 from draftline.cluster.transport.stage_spec import StageSpec
 from draftline.core.errors import CheckpointError, ConfigError, StageLost
 from support.fakes.fake_stage import DIE_TOKEN, SLOW_TOKEN, fake_specs, fake_step
-from support.servers.processes import is_alive
+from support.servers.processes import is_alive, send_signal
 from support.servers.ray_cluster import no_actors_left
 
 DETECTION_S = 2.0
@@ -74,7 +74,7 @@ async def test_a_restart_keeps_the_stage_that_lives_and_replaces_the_other(
     await pipeline.start()
     fresh = (await pipeline.submit(fake_step(0))).target_tokens.tolist()
     before = await pids_of(pipeline)
-    os.kill(before[victim], number)
+    send_signal(before[victim], number)
     waiting = asyncio.ensure_future(pipeline.submit(fake_step(1)))
     assert await pipeline.restart() == (victim,)
     with pytest.raises(StageLost):
@@ -94,7 +94,7 @@ async def test_a_paused_stage_is_lost_and_does_not_hold_up_the_end() -> None:
     pipeline = RayPipeline(fake_specs(2), KeptStages(LocalSupervisor()))
     await pipeline.start()
     (_, paused) = await pids_of(pipeline)
-    os.kill(paused, signal.SIGSTOP)
+    send_signal(paused, signal.SIGSTOP)
     async with asyncio.timeout(TEARDOWN_S):
         with pytest.raises(StageLost, match="stage 1 was silent"):
             await pipeline.submit(fake_step(1))

@@ -28,6 +28,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
 from support.inputs.trees import tree_of
+from support.servers.processes import send_signal
 from transformers import PreTrainedTokenizerBase
 
 VOCAB_SIZE = 4096
@@ -224,7 +225,7 @@ def test_a_process_that_is_stuck_is_replaced_and_only_what_it_was_at_ends(
     try:
         stuck = constraint_of(factory, "choice", '["a"]')
         other = constraint_of(factory, "choice", '["b"]')
-        os.kill(worker_pid(factory), signal.SIGSTOP)
+        send_signal(worker_pid(factory), signal.SIGSTOP)
         answer = stuck.follow(NO_TREE)
         with pytest.raises(RequestError, match="takes longer than 2 s"):
             answer.result(WAIT_S)

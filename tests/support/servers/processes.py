@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,3 +98,23 @@ def _parent(pid: int) -> int | None:
 def is_alive(pid: int) -> bool:
     """Whether there is such a process, stopped ones included."""
     return Path(f"/proc/{pid}").exists()
+
+
+def send_signal(pid: int, number: int) -> None:
+    """Send a process a signal. Of SIGSTOP, return when all its threads have stopped: on a busy
+    machine the others go on, and answer, until one of them has run."""
+    os.kill(pid, number)
+    while number == signal.SIGSTOP and not _is_stopped(pid):
+        time.sleep(0.001)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether no thread of a process runs or waits any more. One that ended is stopped, too."""
+    for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
+        try:
+            state = thread.read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if state not in "TZX":
+            return False
+    return True
