@@ -475,12 +475,12 @@ def _answers(path: Path, layers: Sequence[int]) -> list[tuple[list[int], int, Fl
     for prompt in held_out_prompts(NUM_PROMPTS):
         ids = tokenizer(prompt.text, return_tensors="pt").input_ids.to(device)
         with torch.inference_mode():
-            said = model.generate(
+            generated = model.generate(
                 ids, attention_mask=torch.ones_like(ids), do_sample=False,
                 max_new_tokens=NUM_TOKENS,
             )  # fmt: skip
-            states = model.base_model(said, output_hidden_states=True).hidden_states
+            states = model.base_model(generated, output_hidden_states=True).hidden_states
         # What enters layer k is the output of layer k - 1; the last one's is normed.
         rows = torch.cat([states[layer + 1][0] for layer in layers], dim=-1).float().cpu().numpy()
-        answers.append((said[0].tolist(), ids.shape[1], rows))
+        answers.append((generated[0].tolist(), ids.shape[1], rows))
     return answers

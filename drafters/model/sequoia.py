@@ -77,15 +77,15 @@ class SequoiaShapes:
         """A verification of so many nodes a request took so long."""
         self._verify.record(num_nodes, seconds)
 
-    def judge(self, tokens: Int32, parents: Int32, said: Sequence[int]) -> None:
-        """Learn from the nodes of a proposal, siblings in the order of their ranks, what of them
-        the text `said` after its root.
+    def judge(self, tokens: Int32, parents: Int32, target_tokens: Sequence[int]) -> None:
+        """Learn from a proposal, siblings in the order of their ranks, and from the target's tokens
+        after its root, which of its nodes were right.
         """
         children: dict[int, list[int]] = {}
         for node, parent in enumerate(parents.tolist()):
             children.setdefault(parent, []).append(node)
         node = ROOT
-        for token in said:
+        for token in target_tokens:
             siblings = children.get(node, [])[:NUM_RANKS]
             right = next((rank for rank, one in enumerate(siblings) if tokens[one] == token), None)
             self._judged[: len(siblings)] *= DECAY

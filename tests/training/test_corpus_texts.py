@@ -21,11 +21,11 @@ def encode(text: str) -> list[int]:
 def test_a_prompt_is_followed_by_its_file() -> None:
     [prompt] = cut_prompts(FILE, 1)
     given = encode(prompt.prompt)
-    said = [
+    distilled = [
         DistilledText((*given, *[7] * count), ((len(given), len(given) + count),))
         for count in (30, 5)
     ]
-    first, second = corpus_texts(said, [FILE], 1, encode)
+    first, second = corpus_texts(distilled, [FILE], 1, encode)
     assert first.num_prompt == second.num_prompt == len(given)
     # As many tokens as the target said.
     assert [len(one.tokens) for one in (first, second)] == [len(given) + 30, len(given) + 5]

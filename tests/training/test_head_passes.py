@@ -57,13 +57,13 @@ def test_a_row_of_pass_n_is_the_nth_draft_behind_the_targets_features(kind: str)
         keys, state = DraftedKeys(), features[:known]
         for row in range(known):
             part = slice(row, row + 1)
-            said = drafter(embeddings[part], features[part], rows[part], keys)
+            output = drafter(embeddings[part], features[part], rows[part], keys)
         for depth in (1, 2):
             row = known - 1 + depth
             part = slice(row, row + 1)
-            said = drafter(embeddings[part], said.regress, rows[part], keys)
+            output = drafter(embeddings[part], output.regress, rows[part], keys)
             torch.testing.assert_close(
-                passes[depth].predict[part], said.predict, atol=1e-5, rtol=1e-4
+                passes[depth].predict[part], output.predict, atol=1e-5, rtol=1e-4
             )
         assert len(state) == known
 
@@ -223,12 +223,12 @@ def test_noise_is_read_and_not_learned() -> None:
     drafter = head("eagle")
     [report] = train_passes(drafter, embed, lm_head, noisy, plan)
     rows = text_rows(embed, noisy)
-    [said] = drafting_passes(drafter, rows, 1)
+    [output] = drafting_passes(drafter, rows, 1)
     mask = rows.answers
-    expected = functional.smooth_l1_loss(said.regress[mask], batch.features[:, 1:-1][mask])
+    expected = functional.smooth_l1_loss(output.regress[mask], batch.features[:, 1:-1][mask])
     assert report.loss == pytest.approx(expected.item())
     wanted = lm_head(batch.features[:, 1:-1]).argmax(-1)
-    is_right = lm_head(said.predict).argmax(-1) == wanted
+    is_right = lm_head(output.predict).argmax(-1) == wanted
     assert report.accuracy == pytest.approx(is_right[mask].float().mean().item())
 
 

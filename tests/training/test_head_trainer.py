@@ -61,8 +61,8 @@ class Killed(Exception):
 def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    config, said = CONFIGS[kind](checkpoint), texts(read_model_info(checkpoint).vocab_size)
-    whole = train_head(config, checkpoint, said, PLAN, tmp_path / "whole")
+    config, distilled = CONFIGS[kind](checkpoint), texts(read_model_info(checkpoint).vocab_size)
+    whole = train_head(config, checkpoint, distilled, PLAN, tmp_path / "whole")
     texts_of = trainer._texts_of
 
     def until_killed(all_texts, plan, step, accelerator):
@@ -73,9 +73,9 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(
     with monkeypatch.context() as patched:
         patched.setattr(trainer, "_texts_of", until_killed)
         with pytest.raises(Killed):
-            train_head(config, checkpoint, said, PLAN, tmp_path / "killed")
+            train_head(config, checkpoint, distilled, PLAN, tmp_path / "killed")
     progress = RecordedProgress()
-    again = train_head(config, checkpoint, said, PLAN, tmp_path / "killed", progress=progress)
+    again = train_head(config, checkpoint, distilled, PLAN, tmp_path / "killed", progress=progress)
     [work] = progress.works
     # The last checkpoint is that of step 3.
     assert (work.total, work.done, len(work.notes)) == (6, 6, 3)
@@ -91,11 +91,11 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(
 
 
 def test_a_folder_of_another_heads_run_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    said = texts(read_model_info(checkpoint).vocab_size)
-    train_head(griffin(checkpoint), checkpoint, said, PLAN, tmp_path)
+    distilled = texts(read_model_info(checkpoint).vocab_size)
+    train_head(griffin(checkpoint), checkpoint, distilled, PLAN, tmp_path)
     other = replace(griffin(checkpoint), intermediate_size=28)
     with pytest.raises(ConfigError, match="run_dir"):
-        train_head(other, checkpoint, said, PLAN, tmp_path)
+        train_head(other, checkpoint, distilled, PLAN, tmp_path)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -103,8 +103,8 @@ def test_an_exported_head_loads_and_fits_its_target(
     checkpoint: Path, tmp_path: Path, kind: str
 ) -> None:
     info = read_model_info(checkpoint)
-    said = texts(info.vocab_size)
-    head = train_head(CONFIGS[kind](checkpoint), checkpoint, said, PLAN, tmp_path / "run")
+    distilled = texts(info.vocab_size)
+    head = train_head(CONFIGS[kind](checkpoint), checkpoint, distilled, PLAN, tmp_path / "run")
     folder = tmp_path / "head"
     export_head(head, folder, {"architectures": [PUBLISHED[kind]]}, asdict(PLAN))
     loaded = load_head(folder)
@@ -119,10 +119,10 @@ def test_an_exported_head_loads_and_fits_its_target(
 
 def test_an_eagle3_head_begins_with_the_targets_output(checkpoint: Path, tmp_path: Path) -> None:
     """Rows of the tokens that it can draft, and the norm that they are used to."""
-    said = texts(read_model_info(checkpoint).vocab_size)
+    distilled = texts(read_model_info(checkpoint).vocab_size)
     # So small a rate that nothing is learned.
     plan = replace(PLAN, num_steps=1, rate=LearningRate(peak=1e-12))
-    head = train_head(eagle3(checkpoint), checkpoint, said, plan, tmp_path)
+    head = train_head(eagle3(checkpoint), checkpoint, distilled, plan, tmp_path)
     assert isinstance(head, FeatureHead)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     output = model.get_output_embeddings().weight
@@ -161,16 +161,20 @@ def test_a_head_may_have_the_targets_rows_of_some_tokens(
 
 @pytest.mark.parametrize("kind", ["griffin", "eagle3", "dflash"])
 def test_a_run_may_go_on_from_another_head(checkpoint: Path, tmp_path: Path, kind: str) -> None:
-    said = texts(read_model_info(checkpoint).vocab_size)
+    distilled = texts(read_model_info(checkpoint).vocab_size)
     config = CONFIGS[kind](checkpoint)
-    first = train_head(config, checkpoint, said, PLAN, tmp_path / "first")
+    first = train_head(config, checkpoint, distilled, PLAN, tmp_path / "first")
     export_head(first, tmp_path / "head", {"architectures": [PUBLISHED[kind]]}, {})
     initial = load_head(tmp_path / "head")
     still = replace(PLAN, num_steps=1, rate=LearningRate(peak=1e-30))
-    same = train_head(initial.config, checkpoint, said, still, tmp_path / "same", initial=initial)
+    same = train_head(
+        initial.config, checkpoint, distilled, still, tmp_path / "same", initial=initial
+    )
     for name, tensor in initial.state_dict().items():
         assert torch.equal(same.state_dict()[name], tensor), name
-    moved = train_head(initial.config, checkpoint, said, PLAN, tmp_path / "on", initial=initial)
+    moved = train_head(
+        initial.config, checkpoint, distilled, PLAN, tmp_path / "on", initial=initial
+    )
     assert any(
         not torch.equal(moved.state_dict()[name], tensor)
         for name, tensor in initial.state_dict().items()
@@ -180,9 +184,9 @@ def test_a_run_may_go_on_from_another_head(checkpoint: Path, tmp_path: Path, kin
 def test_a_p_eagle_drafter_begins_with_the_targets_embedding(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    said = texts(read_model_info(checkpoint).vocab_size)
+    distilled = texts(read_model_info(checkpoint).vocab_size)
     plan = replace(PLAN, num_steps=1, rate=LearningRate(peak=1e-12))
-    head = train_head(p_eagle(checkpoint), checkpoint, said, plan, tmp_path)
+    head = train_head(p_eagle(checkpoint), checkpoint, distilled, plan, tmp_path)
     assert isinstance(head, FeatureHead)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     table = model.get_input_embeddings().weight
@@ -208,7 +212,7 @@ def test_one_step_of_the_papers_griffin_is_that_of_its_formulas(
     checkpoint: Path, tmp_path: Path
 ) -> None:
     """0.1 |R - f| and cross-entropy with the next token, layer norms and biases, AdamW."""
-    said = texts(read_model_info(checkpoint).vocab_size)
+    distilled = texts(read_model_info(checkpoint).vocab_size)
     config = replace(griffin(checkpoint), has_paper_fusion=True)
     weights = LossWeights(0.1, 1.0, 0.0, is_l1=True, is_one_hot=True)
     plan = replace(
@@ -216,12 +220,16 @@ def test_one_step_of_the_papers_griffin_is_that_of_its_formulas(
         eps=1e-2, clip=100.0, passes=PassPlan(num_passes=1, num_aligned=0, weights=weights),
     )  # fmt: skip
     begun = train_head(
-        config, checkpoint, said, replace(plan, rate=LearningRate(peak=1e-30)), tmp_path / "begun"
+        config,
+        checkpoint,
+        distilled,
+        replace(plan, rate=LearningRate(peak=1e-30)),
+        tmp_path / "begun",
     )
-    stepped = train_head(config, checkpoint, said, plan, tmp_path / "stepped")
+    stepped = train_head(config, checkpoint, distilled, plan, tmp_path / "stepped")
     assert isinstance(begun, FeatureHead)
     begun.zero_grad()
-    [text] = [said[index] for index in np.random.default_rng((0, 0)).permutation(8)[:1]]
+    [text] = [distilled[index] for index in np.random.default_rng((0, 0)).permutation(8)[:1]]
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     ids = torch.tensor([text.tokens[:12]])
     with torch.no_grad():
@@ -266,22 +274,22 @@ def causal(_layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor
 
 
 def test_texts_go_on_behind_half_a_line(tmp_path: Path) -> None:
-    said = texts(50, 3)
+    distilled = texts(50, 3)
     folder = TextFolder(tmp_path, {"model": "demo", "seed": 1})
     assert not folder.done()
-    folder.add(1, said[1:2])
-    folder.add(0, said[:1])
+    folder.add(1, distilled[1:2])
+    folder.add(0, distilled[:1])
     with (tmp_path / "texts.jsonl").open("a") as file:
         file.write('{"tokens": [1, 2')
     again = TextFolder(tmp_path, {"model": "demo", "seed": 1})
     assert again.done() == {0, 1}
-    again.add(2, said[2:])
-    assert read_texts(tmp_path) == said, "in the order of their prompts"
+    again.add(2, distilled[2:])
+    assert read_texts(tmp_path) == distilled, "in the order of their prompts"
     (tmp_path / "texts.jsonl.gz").write_bytes(
         gzip.compress((tmp_path / "texts.jsonl").read_bytes())
     )
     (tmp_path / "texts.jsonl").unlink()
-    assert read_texts(tmp_path) == said
+    assert read_texts(tmp_path) == distilled
 
 
 def test_texts_of_another_target_are_not_mixed_in(tmp_path: Path) -> None:
@@ -310,6 +318,6 @@ def test_a_folder_without_texts_says_so(tmp_path: Path, content: str | None, nam
 
 def test_texts_are_cut_at_the_window_and_filled_up() -> None:
     texts = [DistilledText((5, 6, 7, 8), ((0, 1), (2, 4))), DistilledText((9, 4), ((1, 2),))]
-    tokens, said = text_batch(texts, 3)
+    tokens, distilled = text_batch(texts, 3)
     assert tokens.tolist() == [[5, 6, 7], [9, 4, 0]]
-    assert said.tolist() == [[True, False, True], [False, True, False]]
+    assert distilled.tolist() == [[True, False, True], [False, True, False]]

@@ -64,10 +64,10 @@ def test_texts_beyond_the_room_are_computed_each_time() -> None:
 @pytest.mark.parametrize("room", [200, 2**20])
 def test_a_run_with_kept_states_trains_all_epochs_on_them(tmp_path: Path, room: int) -> None:
     checkpoint = save_tiny_model("llama", tmp_path / "tiny")
-    said = texts(read_model_info(checkpoint).vocab_size)
+    distilled = texts(read_model_info(checkpoint).vocab_size)
     plan = replace(PLAN, num_steps=12)
-    train_head(eagle3(checkpoint), checkpoint, said, plan, tmp_path / "computed")
+    train_head(eagle3(checkpoint), checkpoint, distilled, plan, tmp_path / "computed")
     kept = replace(plan, kept_bytes=room)
-    train_head(eagle3(checkpoint), checkpoint, said, kept, tmp_path / "kept")
+    train_head(eagle3(checkpoint), checkpoint, distilled, kept, tmp_path / "kept")
     losses = [read_losses(tmp_path / name) for name in ("computed", "kept")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-2), "but for 16 bits"

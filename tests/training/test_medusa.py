@@ -51,7 +51,7 @@ def batch() -> TextBatch:
     return TextBatch(tokens, features, answers, features)
 
 
-def said(heads: Medusa, lm_head: nn.Module, features: Tensor) -> list[Tensor]:
+def logits_of(heads: Medusa, lm_head: nn.Module, features: Tensor) -> list[Tensor]:
     drafts = heads.drafts(features)
     return [heads.logits(place, drafts[..., place, :], lm_head) for place in range(DRAFTS)]
 
@@ -66,7 +66,7 @@ def test_head_k_learns_the_token_k_plus_two_ahead(
     found = {name: parameter.grad.clone() for name, parameter in heads.named_parameters()}
     heads.zero_grad()
     expected = []
-    for place, logits in enumerate(said(heads, lm_head, batch.features)):
+    for place, logits in enumerate(logits_of(heads, lm_head, batch.features)):
         rows = [
             (text, row)
             for text in range(TEXTS)
@@ -87,7 +87,7 @@ def test_head_k_learns_the_token_k_plus_two_ahead(
 def test_drafts_count_behind_accepted_ones(
     heads: Medusa, lm_head: nn.Linear, batch: TextBatch
 ) -> None:
-    best = [logits.argmax(-1) for logits in said(heads, lm_head, batch.features)]
+    best = [logits.argmax(-1) for logits in logits_of(heads, lm_head, batch.features)]
     # The first text is what row 4 drafts, but for its last draft.
     for place in range(3):
         batch.tokens[0, 6 + place] = best[place][0, 4]
@@ -115,7 +115,7 @@ def test_weights_fall_as_the_paper_has_them(heads: Medusa) -> None:
 def test_heads_begin_as_the_target(heads: Medusa, lm_head: nn.Linear) -> None:
     heads.begin_as(lm_head.weight)
     features = torch.randn(5, HIDDEN)
-    for logits in said(heads, lm_head, features):
+    for logits in logits_of(heads, lm_head, features):
         torch.testing.assert_close(logits, lm_head(features))
 
 

@@ -52,9 +52,9 @@ def without_layers(model: Any, layers: tuple[int, ...]) -> Any:
     return kept
 
 
-def batch_of(said: list[DistilledText], window: int = 12) -> TextBatch:
+def batch_of(distilled: list[DistilledText], window: int = 12) -> TextBatch:
     """Texts without a target."""
-    tokens, answers = text_batch(said, window)
+    tokens, answers = text_batch(distilled, window)
     return TextBatch(tokens, torch.zeros(()), answers, torch.zeros(()))
 
 
@@ -157,18 +157,18 @@ def test_acceptance_is_that_of_greedy_chains(
     """Chains that the student says token by token, each from a prefix of a text."""
     monkeypatch.setattr(student_module, "MAX_LOGITS", 4 * VOCAB_SIZE)
     begun, rng = Student(student(checkpoint)), np.random.default_rng(0)
-    said: list[DistilledText] = []
+    distilled: list[DistilledText] = []
     for text in uneven_texts(VOCAB_SIZE)[:8]:
         # The student's own tokens, and sometimes another one, in one answer or in two.
         tokens = list(text.tokens[:3])
         while len(tokens) < 12:
             tokens.append(int(rng.integers(VOCAB_SIZE)))
             tokens += chain(begun, tokens, int(rng.integers(5)))
-        answers = ((3, 12),) if len(said) % 2 else ((3, 6), (8, 11))
-        said.append(DistilledText(tuple(tokens[:12]), answers))
-    said.append(DistilledText((4, 5), ((1, 2),)))
+        answers = ((3, 12),) if len(distilled) % 2 else ((3, 6), (8, 11))
+        distilled.append(DistilledText(tuple(tokens[:12]), answers))
+    distilled.append(DistilledText((4, 5), ((1, 2),)))
     wanted = np.zeros((6, 2), dtype=int)
-    for text in said:
+    for text in distilled:
         own = [*text.answer_mask(), *[False] * 6]
         for row in range(len(text.tokens) - 1):
             drafts = chain(begun, text.tokens[: row + 1], 6)
@@ -179,7 +179,9 @@ def test_acceptance_is_that_of_greedy_chains(
                 if draft != text.tokens[row + 1 + depth]:
                     break
                 wanted[depth, 1] += 1
-    assert chain_acceptance(begun, batch_of(said), 6) == [tuple(row) for row in wanted.tolist()]
+    assert chain_acceptance(begun, batch_of(distilled), 6) == [
+        tuple(row) for row in wanted.tolist()
+    ]
     assert wanted[2, 1] > 0, "some chains are three tokens long"
 
 
@@ -251,15 +253,15 @@ def test_a_distilled_student_says_more_of_its_targets_tokens(
     target: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     rng = torch.Generator().manual_seed(1)
     prompts = torch.randint(0, VOCAB_SIZE, (8, 3), generator=rng)
-    said = [
+    distilled = [
         DistilledText(tuple(row), ((3, 14),)) for row in greedy(target, prompts, 11).tolist()
     ] * 5
     plan = replace(
         PLAN, num_steps=30, texts_per_step=4, rate=LearningRate(peak=5e-3), noise=0.0,
         checkpoint_every=30,
     )  # fmt: skip
-    before = HeadRun(student(checkpoint), checkpoint, said, plan).acceptance()
-    train_head(student(checkpoint), checkpoint, said, plan, tmp_path)
+    before = HeadRun(student(checkpoint), checkpoint, distilled, plan).acceptance()
+    train_head(student(checkpoint), checkpoint, distilled, plan, tmp_path)
     losses, [row] = read_losses(tmp_path), list(read_log(tmp_path))
     assert losses[-1] < losses[0] / 2
     assert row[2] > before[0] + 0.2

@@ -374,7 +374,7 @@ class ChatFormat:
             message["tool_calls"] = [_call(call) for call in answer.calls]
         return self._choice(index, piece, "message", message, calls=bool(answer.calls))
 
-    def _choice(self, index: int, piece: Piece, name: str, said: Fields, *, calls: bool) -> Fields:
+    def _choice(self, index: int, piece: Piece, name: str, value: Fields, *, calls: bool) -> Fields:
         """A choice that says something, under this name."""
         logprobs = None
         if piece.log_probs is not None:
@@ -384,7 +384,7 @@ class ChatFormat:
         is_call = calls and piece.finish_reason == "stop"
         return {
             "index": index,
-            name: said,
+            name: value,
             "logprobs": logprobs,
             "finish_reason": "tool_calls" if is_call else piece.finish_reason,
             **_further_fields(piece),

@@ -199,15 +199,15 @@ class Texts:
         turns = _turns(prompt, self.job.turns)
         texts: list[DistilledText] = []
         for turn in turns:
-            said = await self._invented(messages) if turn is None else turn
-            if said is None and texts:
+            user_turn = await self._invented(messages) if turn is None else turn
+            if user_turn is None and texts:
                 break
-            if said is None:
+            if user_turn is None:
                 raise ConfigError(
                     "prompts",
                     f"{self.job.model} invents no turns of users; give a file of prompts",
                 )
-            messages.append({"role": "user", "content": said})
+            messages.append({"role": "user", "content": user_turn})
             answered = await self._answered(prompt_ids(tokenizer, tuple(messages)))
             if answered is None:
                 break

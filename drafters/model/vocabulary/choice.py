@@ -101,10 +101,10 @@ class _Pair:
 
     def overlap(self) -> Overlap:
         shared = self.shared()
-        said = self.target.encode(SAMPLE)
-        known = [token in shared.target_ids for token in said]
-        own = self.draft.encode(SAMPLE)
-        return Overlap(shared, sum(known) / max(len(said), 1), len(own) / max(len(said), 1))
+        target_ids = self.target.encode(SAMPLE)
+        known = [token in shared.target_ids for token in target_ids]
+        length = max(len(target_ids), 1)
+        return Overlap(shared, sum(known) / length, len(self.draft.encode(SAMPLE)) / length)
 
 
 def read_overlap(draft: ModelInfo, target: ModelInfo) -> Overlap | None:

@@ -265,7 +265,7 @@ class WrittenVocabulary:
         return token
 
     def distribution(self, request: DraftRequest) -> TextDistribution:
-        """The request's temperature and filters; what is said by token is the target's."""
+        """The request's temperature and filters; what it sets by token is the target's tokens."""
         given = request.logits_params
         filters = replace(
             UNSHAPED,
@@ -323,8 +323,8 @@ class WrittenVocabulary:
         drawn = b"".join(written)
         if not drawn.startswith(text.held):
             return
-        said = [float(drafted.log_probs[node]) for node in path]
-        sums = [0.0, *accumulate(said)]
+        log_probs = [float(drafted.log_probs[node]) for node in path]
+        sums = [0.0, *accumulate(log_probs)]
         ends = [0, *accumulate(map(len, written))]
         ids = self._others.continuation(text.committed, drawn[len(text.held) :])
         before, place, index = 0.0, len(text.held), 0
@@ -335,7 +335,7 @@ class WrittenVocabulary:
             yield token, min(0.0, sums[index] - before)
             before = sums[index]
         if ends_text and self._target.end is not None and place == len(drawn):
-            yield self._target.end, min(0.0, said[len(own)])
+            yield self._target.end, min(0.0, log_probs[len(own)])
 
 
 def num_draws(num_tokens: int, draws_per_token: float) -> int:

@@ -108,7 +108,7 @@ def test_a_node_that_is_silent_is_missing_and_the_others_are_timed(
 
 
 @pytest.mark.parametrize(
-    ("hop", "said", "needed"),
+    ("hop", "message", "needed"),
     [
         ((2e-2, 3e-2), "far apart", False),
         ((1e-4, 8e-2), "prompts wait for it", False),
@@ -116,12 +116,12 @@ def test_a_node_that_is_silent_is_missing_and_the_others_are_timed(
     ],
 )
 def test_hops_that_are_long_thin_or_closed(
-    hop: Any, said: str, needed: bool, monkeypatch: pytest.MonkeyPatch
+    hop: Any, message: str, needed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The end that does not begin is asked first.
     findings = found(monkeypatch, ["b", "a"], [], {"a": hop, "b": hop})
     finding = findings["hop a - b"]
-    assert said in finding.text
+    assert message in finding.text
     assert (finding.ok, finding.needed) == (False, needed)
 
 
@@ -134,16 +134,16 @@ def test_every_pair_of_few_nodes_and_the_heads_and_neighbours_of_many() -> None:
 
 
 @pytest.mark.parametrize(
-    ("used", "given", "said"),
+    ("used", "given", "message"),
     [
         (0.0, 1, "Ray may give 1 of 2: ray start --num-gpus 2"),
         (30 * GIB, 2, "60 GiB in use: end what uses them"),
     ],
 )
-def test_gpus_that_ray_lacks_or_that_are_in_use(used: float, given: int, said: str) -> None:
+def test_gpus_that_ray_lacks_or_that_are_in_use(used: float, given: int, message: str) -> None:
     gpu = Gpu(H100.name, H100.memory, used)
     finding = node_finding("a", "host", (gpu, gpu), given)
-    assert said in finding.text
+    assert message in finding.text
     assert (finding.ok, finding.needed) == (False, False)
     fine = node_finding("a", "host", (H100,), 1)
     assert (fine.ok, fine.text) == (True, "host, NVIDIA H100 80GB HBM3 (80 GiB)")

@@ -49,11 +49,11 @@ def texts(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_texts_are_what_the_target_says(texts: Path) -> None:
-    said = read_texts(texts)
-    assert len(said) == 40
-    assert all(0 < text.num_prompt < len(text.tokens) <= text.num_prompt + 8 for text in said)
+    distilled = read_texts(texts)
+    assert len(distilled) == 40
+    assert all(0 < text.num_prompt < len(text.tokens) <= text.num_prompt + 8 for text in distilled)
     # Ten prompts came twice, and were answered otherwise.
-    again = [(said[index], said[index + 30]) for index in range(10)]
+    again = [(distilled[index], distilled[index + 30]) for index in range(10)]
     assert all(one.tokens[: one.num_prompt] == two.tokens[: two.num_prompt] for one, two in again)
     assert any(one.tokens != two.tokens for one, two in again)
 
@@ -176,8 +176,8 @@ def test_layers_and_drafts_of_a_p_eagle_drafter(
     assert isinstance(config, PEagleConfig)
     assert (config.feature_layers, config.draft_vocab_size) == ((-1, 0), 20)
     assert (config.num_layers, config.draft_length, config.has_embedding) == (1, 3, True)
-    said = {token for text in read_texts(texts) for token in text.tokens}
-    assert config.mask_token not in said
+    distilled = {token for text in read_texts(texts) for token in text.tokens}
+    assert config.mask_token not in distilled
     record = json.loads((output / "training.json").read_text())
     assert len(record["acceptance_by_depth"]) == 3
     assert record["plan"]["masks"]["keep_rate"] == 1
@@ -324,7 +324,10 @@ def test_a_block_drafter_reads_its_targets_last_states_where_there_are_few() -> 
 
 
 def test_the_mask_is_a_token_that_the_texts_do_not_have() -> None:
-    said = [DistilledText((1, 5, 2, 4), ((2, 4),)), DistilledText((4, 4, 0, 1, 5, 5), ((1, 6),))]
-    assert mask_token(said, 8, end=None) == 7
-    assert mask_token(said, 8, end=7) == 6
-    assert mask_token(said, 6, end=3) == 2, "all are used: the last of the rarest"
+    distilled = [
+        DistilledText((1, 5, 2, 4), ((2, 4),)),
+        DistilledText((4, 4, 0, 1, 5, 5), ((1, 6),)),
+    ]
+    assert mask_token(distilled, 8, end=None) == 7
+    assert mask_token(distilled, 8, end=7) == 6
+    assert mask_token(distilled, 6, end=3) == 2, "all are used: the last of the rarest"

@@ -105,8 +105,8 @@ def drafts(head: Network, folder: Path) -> list[list[int]]:
     rows = text_rows(target.embed, target.batch(TEXTS, PLAN.window))
     with torch.no_grad():
         return [
-            best_tokens(head, draft_logits(head, target.lm_head, said.predict)).tolist()
-            for said in drafting_passes(head, rows, 4)
+            best_tokens(head, draft_logits(head, target.lm_head, drafted.predict)).tolist()
+            for drafted in drafting_passes(head, rows, 4)
         ]
 
 

@@ -43,23 +43,23 @@ def drafted(
 ) -> HeadOutput:
     """What a head says for a row after as many drafts as there are streams beside the first: they
     stand behind the target's features, each with what the pass before it said."""
-    depth, seen, said = len(streams) - 1, DraftedKeys(), None
+    depth, seen, head_output = len(streams) - 1, DraftedKeys(), None
     for place in range(row + 1):
         part = slice(place, place + 1)
         stream = streams[max(place - (row - depth), 0)]
-        said = head(embeddings[part], stream[part], torch.arange(place, place + 1), seen)
-    assert said is not None
-    return said
+        head_output = head(embeddings[part], stream[part], torch.arange(place, place + 1), seen)
+    assert head_output is not None
+    return head_output
 
 
 def row_loss(
-    said: HeadOutput, state: Tensor, output: Tensor, token: int, weights: LossWeights
+    head_output: HeadOutput, state: Tensor, output: Tensor, token: int, weights: LossWeights
 ) -> Tensor:
     """Distance from the target's feature, cross-entropy, and that of the best tokens."""
-    distance = (said.regress[0] - state).abs()
+    distance = (head_output.regress[0] - state).abs()
     if not weights.is_l1:
         distance = torch.where(distance < 1, distance**2 / 2, distance - 0.5)
-    log_probs = (output @ said.predict[0]).log_softmax(-1)
+    log_probs = (output @ head_output.predict[0]).log_softmax(-1)
     wanted = (output @ state).softmax(-1)
     entropy = -log_probs[token] if weights.is_one_hot else -(wanted * log_probs).sum()
     best = wanted.argsort(descending=True)[: weights.num_best]
@@ -105,9 +105,9 @@ def test_gradients_are_those_of_drafts_made_one_by_one(kind: str, recipe: str | 
     states, labels = features[0, 1:-1], tokens[0, 2:].tolist()
     streams, fits = [features[0, :-2]], []
     for report in trained:
-        said = [drafted(head, embeddings, streams, row) for row in range(ROWS)]
+        outputs = [drafted(head, embeddings, streams, row) for row in range(ROWS)]
         losses = [
-            row_loss(said[row], states[row], output, labels[row], weights)
+            row_loss(outputs[row], states[row], output, labels[row], weights)
             for row in range(ROWS)
             if answers[0, row + 2] and counts(fits, row, plan)
         ]
@@ -116,10 +116,10 @@ def test_gradients_are_those_of_drafts_made_one_by_one(kind: str, recipe: str | 
         mean.backward()
         assert report.loss == pytest.approx(mean.item(), rel=1e-4)
         if plan.num_aligned:
-            ranks = [(output @ one.predict[0]).argsort(descending=True).tolist() for one in said]
+            ranks = [(output @ one.predict[0]).argsort(descending=True).tolist() for one in outputs]
             best = [order[: plan.num_aligned] for order in ranks]
             fits.append([label in few for label, few in zip(labels, best, strict=True)])
-        regress = torch.cat([one.regress for one in said]).detach()
+        regress = torch.cat([one.regress for one in outputs]).detach()
         streams.append(torch.cat([features[0, :1], regress[:-1]]))
     for name, parameter in head.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad, atol=1e-5, rtol=1e-3)

@@ -97,13 +97,13 @@ class Texts:
         features = torch.randn(count, self.width).to(device)
         positions = torch.arange(count, device=device)
         projected = self.network.project(features)
-        said = self.network.read(projected, tokens.to(device), positions, [kept], [count])[-1:]
-        end = int(tokens[-1]), count - 1, said, kept, slots
+        outputs = self.network.read(projected, tokens.to(device), positions, [kept], [count])[-1:]
+        end = int(tokens[-1]), count - 1, outputs, kept, slots
         return TextEnd(*end, way(temperature, seed=count), MAX_NODES)
 
     def on_device(self, capture: Capture) -> DeviceTrees:
-        said = torch.zeros(1, 2 * HIDDEN, device=self.network.device)
-        trees = device_trees("head", self.network, self.kv, said, VOCAB, OPTIONS, capture)
+        outputs = torch.zeros(1, 2 * HIDDEN, device=self.network.device)
+        trees = device_trees("head", self.network, self.kv, outputs, VOCAB, OPTIONS, capture)
         assert trees is not None
         return trees
 
@@ -166,11 +166,11 @@ def test_a_layer_of_the_target_that_keeps_latents(graphs: RecordedGraphs, tmp_pa
     output = nn.Linear(width, vocab_size, bias=False)
     shared = SharedParts(nn.Embedding(vocab_size, width), nn.Identity(), output, None)
     texts.network = network_of(load_mtp_head(target, torch.float32, "cpu"), shared)
-    texts.kv, said = paged_kv_of(texts.network, NUM_SLOTS, torch.zeros(1, width), torch.float32)
+    texts.kv, outputs = paged_kv_of(texts.network, NUM_SLOTS, torch.zeros(1, width), torch.float32)
     texts.width = width
     # One side of a rank of 16 and a rotated part of 8.
     assert texts.kv.data.shape == (1, NUM_SLOTS, 1, 1, 24)
-    facts = "head", texts.network, texts.kv, said, vocab_size
+    facts = "head", texts.network, texts.kv, outputs, vocab_size
     trees = device_trees(*facts, OPTIONS, graphs)
     assert trees is not None
     for lengths in ([9, 30, 1], [17, 2, 40, 5]):
@@ -186,12 +186,13 @@ def compare_parallel(pair: Pair, temperature: float, capture: Capture, device: s
     features = network.project(torch.from_numpy(pair.features(TEXT)).to(device))
     count, kept = len(features), KeptKeys(network.num_layers)
     places = torch.arange(count, device=device)
-    said = network.read(features, places, places, [kept], [count]).split(1)
+    outputs = network.read(features, places, places, [kept], [count]).split(1)
     ends = [
-        TextEnd(0, place, said[place], kept, NO_SLOTS, way(temperature), 16) for place in (3, 6, 9)
+        TextEnd(0, place, outputs[place], kept, NO_SLOTS, way(temperature), 16)
+        for place in (3, 6, 9)
     ]
     kv, vocab_size = PagedKv(0, 0, 0, 0, device=device), published.VOCAB
-    trees = device_trees("head", network, kv, said[0], vocab_size, OPTIONS, capture)
+    trees = device_trees("head", network, kv, outputs[0], vocab_size, OPTIONS, capture)
     assert trees is not None
     for some in (ends, ends[:1], ends[1:]):
         assert_same(network, trees, some, vocab_size)
@@ -215,8 +216,8 @@ def compare_blocks(
     shared = load_shared_parts(pair.target, "float32", device)
     network = network_of(load_head(pair.folder, device=device), shared)
     features = network.project(torch.from_numpy(pair.features(TEXT)).to(device))
-    kv, said = paged_kv_of(network, NUM_SLOTS, features[:1], torch.float32)
-    trees = device_trees("head", network, kv, said, published.VOCAB, options, capture)
+    kv, outputs = paged_kv_of(network, NUM_SLOTS, features[:1], torch.float32)
+    trees = device_trees("head", network, kv, outputs, published.VOCAB, options, capture)
     assert trees is not None
     assert trees.capture_first()
     tokens = torch.tensor([*TEXT[1:], 3], device=device)
@@ -225,11 +226,11 @@ def compare_blocks(
         slots = np.split(rng.permutation(NUM_SLOTS)[: sum(counts)], np.cumsum(counts)[:-1])
         kept = [PagedKeys(kv, torch.from_numpy(own).to(device), 0) for own in slots]
         rows = torch.cat([torch.arange(count, device=device) for count in counts])
-        said = network.read(features[rows], tokens[rows], rows, kept, counts)
+        outputs = network.read(features[rows], tokens[rows], rows, kept, counts)
         last_rows = np.cumsum(counts) - 1
         ends = [
             TextEnd(
-                int(tokens[count - 1]), count - 1, said[last : last + 1], text,
+                int(tokens[count - 1]), count - 1, outputs[last : last + 1], text,
                 own.astype(np.int32), way(temperature, seed=count), max_nodes,
             )
             for count, last, text, own, max_nodes in zip(
@@ -296,8 +297,8 @@ class Failing:
 
 
 def test_other_trees_and_stages_without_graphs_have_none() -> None:
-    texts, said = Texts("eagle"), torch.zeros(1, 2 * HIDDEN)
-    parts = "head", texts.network, texts.kv, said, VOCAB
+    texts, outputs = Texts("eagle"), torch.zeros(1, 2 * HIDDEN)
+    parts = "head", texts.network, texts.kv, outputs, VOCAB
     assert device_trees(*parts, replace(OPTIONS, tree="chain"), Failing()) is None
     assert device_trees(*parts, OPTIONS, None) is None
     # Of heads that estimate no confidence, nothing ends a tree.
@@ -316,8 +317,8 @@ def test_a_host_grows_trees_of_a_target_whose_head_says_float32(kind: str, tmp_p
     network = network_of(load_head(folder, torch.bfloat16), wide)
     features = network.project(torch.from_numpy(pair.features(TEXT)))
     rows, kept = torch.arange(len(features)), KeptKeys(network.num_layers)
-    said = network.read(features, rows, rows, [kept], [len(rows)])[-1:]
-    end = TextEnd(5, len(rows) - 1, said, kept, NO_SLOTS, way(0.8), MAX_NODES)
+    outputs = network.read(features, rows, rows, [kept], [len(rows)])[-1:]
+    end = TextEnd(5, len(rows) - 1, outputs, kept, NO_SLOTS, way(0.8), MAX_NODES)
     [proposal] = on_host(network, [end], published.VOCAB, OPTIONS)
     assert len(proposal.tokens) > OPTIONS.num_tokens
 
@@ -338,7 +339,9 @@ def test_a_head_that_waits_for_the_device_has_no_graphs(
 ) -> None:
     texts = Texts("eagle")
     logits = texts.network.logits
-    monkeypatch.setattr(texts.network, "logits", lambda said: logits(said * said.max().item()))
+    monkeypatch.setattr(
+        texts.network, "logits", lambda outputs: logits(outputs * outputs.max().item())
+    )
     assert not texts.on_device(graphs).capture_first()
     assert not graphs.num_replays
     assert caplog.text.count("event=head_graphs_not_captured") == 1

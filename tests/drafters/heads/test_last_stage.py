@@ -44,13 +44,13 @@ def without_drafts(number: int) -> StepInput:
     return with_tasks(number, (NOBODY,))
 
 
-def said(drafts: tuple[HeadDrafts, ...]) -> list[tuple[list[int], list[float]]]:
+def contents(drafts: tuple[HeadDrafts, ...]) -> list[tuple[list[int], list[float]]]:
     [own] = drafts
     return [(one.tokens.tolist(), one.log_probs.tolist()) for one in own.proposals]
 
 
 def assert_same(found: tuple[HeadDrafts, ...], expected: tuple[HeadDrafts, ...]) -> None:
-    for mine, theirs in zip(said(found), said(expected), strict=True):
+    for mine, theirs in zip(contents(found), contents(expected), strict=True):
         assert mine[0] == theirs[0]
         assert len(mine[0]) == 1
         assert mine[1] == pytest.approx(theirs[1], rel=1e-4)
@@ -59,11 +59,11 @@ def assert_same(found: tuple[HeadDrafts, ...], expected: tuple[HeadDrafts, ...])
 def test_rows_that_waited_are_read_as_if_they_had_been_read_at_once() -> None:
     at_once, late = stage_heads(NUM_SLOTS), stage_heads(NUM_SLOTS)
     for number in range(6):
-        assert len(said(run(at_once, number))) == NUM_REQUESTS
-        assert said(run(late, number, without_drafts(number))) == []
+        assert len(contents(run(at_once, number))) == NUM_REQUESTS
+        assert contents(run(late, number, without_drafts(number))) == []
     assert_same(run(late, 6), run(at_once, 6))
     # Without them it says something else.
-    assert said(run(stage_heads(NUM_SLOTS), 6)) != said(run(late, 6))
+    assert contents(run(stage_heads(NUM_SLOTS), 6)) != contents(run(late, 6))
 
 
 class CountedWork:
@@ -172,7 +172,7 @@ def test_a_head_that_failed_too_often_keeps_nothing(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(own, "draft", failing)
     for number in range(MOST_FAILURES):
         assert heads.kv_bytes
-        assert said(run(heads, number)) == []
+        assert contents(run(heads, number)) == []
     assert not heads.kv_bytes
 
 
@@ -217,7 +217,7 @@ def test_rows_of_steps_without_trees_wait_too(moved: bool) -> None:
         heads.move(np.stack([elsewhere[kept], there[kept]], axis=1))
     run(expected, 0, without_drafts(0))
     assert_same(run(heads, 1), run(expected, 1))
-    assert said(run(stage_heads(NUM_SLOTS), 1)) != said(run(heads, 1))
+    assert contents(run(stage_heads(NUM_SLOTS), 1)) != contents(run(heads, 1))
 
 
 def test_a_slot_that_is_written_twice_holds_the_last_row() -> None:
@@ -233,7 +233,7 @@ def test_a_slot_that_is_written_twice_holds_the_last_row() -> None:
         own.draft(one, targets[rows], None, states)
     found = run(heads, 1)
     assert_same(found, run(expected, 1))
-    assert said(found) != said(run(other, 1))
+    assert contents(found) != contents(run(other, 1))
 
 
 def root_step(step: StepInput, rows: Int32, slots: Int32) -> StepInput:

@@ -67,8 +67,8 @@ def test_drafts_go_on_from_what_regresses(
     forward = FeatureHead.forward
 
     def swapped(self: FeatureHead, *inputs: Any) -> HeadOutput:
-        said = forward(self, *inputs)
-        return HeadOutput(said.predict, said.predict)
+        output = forward(self, *inputs)
+        return HeadOutput(output.predict, output.predict)
 
     monkeypatch.setattr(FeatureHead, "forward", swapped)
     wrong = drafted(folder, target, 12, 11)

@@ -99,9 +99,9 @@ def test_eagle_is_a_llama_layer_without_its_first_norm(tmp_path: Path) -> None:
     mask = torch.full((1, 1, ROWS, ROWS), -torch.inf).triu(1)
     expected = layer(state, attention_mask=mask, position_embeddings=rotation)
     expected = expected[0] if isinstance(expected, tuple) else expected
-    said = eagle(embeddings, features, positions, causal)
-    torch.testing.assert_close(said.predict, expected.view(ROWS, -1), atol=1e-5, rtol=1e-5)
-    assert said.regress is said.predict
+    output = eagle(embeddings, features, positions, causal)
+    torch.testing.assert_close(output.predict, expected.view(ROWS, -1), atol=1e-5, rtol=1e-5)
+    assert output.regress is output.predict
 
 
 @pytest.mark.parametrize("kind", ["griffin", "fspad"])
@@ -123,13 +123,14 @@ def test_two_features_leave_a_split_layer(tmp_path: Path, kind: str) -> None:
     state = fused + inner @ weights["fc.mlp.down_proj.weight"].T
     state = state + attention(state, weights, positions)
     change = mlp(rms(state, weights["layers.0.post_attention_layernorm.weight"]), weights)
-    said = split(embeddings, features, positions, causal)
+    output = split(embeddings, features, positions, causal)
     first, second = change.chunk(2, -1)
-    torch.testing.assert_close(said.predict, state + first, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(said.regress, state + second, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(output.predict, state + first, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(output.regress, state + second, atol=1e-5, rtol=1e-5)
     # Going on from what predicts says something else: only a test sees that in a checkpoint.
     ahead = [
-        split(embeddings, part, positions, causal).predict for part in (said.predict, said.regress)
+        split(embeddings, part, positions, causal).predict
+        for part in (output.predict, output.regress)
     ]
     assert (ahead[0] - ahead[1]).abs().max() > 1e-2
 
@@ -147,11 +148,11 @@ def test_eagle3_reads_pairs(tmp_path: Path, *, before_residual: bool, norm_outpu
     pair = torch.cat([rms(embeddings, weights["layers.0.input_layernorm.weight"]), normed], -1)
     state = (normed if before_residual else hidden) + attention(pair, weights, positions)
     state = state + mlp(rms(state, weights["layers.0.post_attention_layernorm.weight"]), weights)
-    said = eagle3(embeddings, hidden, positions, causal)
+    output = eagle3(embeddings, hidden, positions, causal)
     expected = rms(state, weights["norm.weight"])
-    torch.testing.assert_close(said.predict, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(output.predict, expected, atol=1e-5, rtol=1e-5)
     going_on = expected if norm_output else state
-    torch.testing.assert_close(said.regress, going_on, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(output.regress, going_on, atol=1e-5, rtol=1e-5)
 
 
 def test_features_are_normed_before_fc_where_a_checkpoint_has_the_norms(tmp_path: Path) -> None:
@@ -182,9 +183,9 @@ def test_rows_one_by_one_are_as_rows_together(tmp_path: Path, kind: str) -> None
     keys = KeptKeys()
     for row in range(ROWS):
         part = slice(row, row + 1)
-        said = one(embeddings[part], states[part], positions[part], keys)
-        torch.testing.assert_close(said.predict, together.predict[part], atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(said.regress, together.regress[part], atol=1e-5, rtol=1e-5)
+        output = one(embeddings[part], states[part], positions[part], keys)
+        torch.testing.assert_close(output.predict, together.predict[part], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(output.regress, together.regress[part], atol=1e-5, rtol=1e-5)
 
 
 def test_rows_may_come_in_batches(tmp_path: Path) -> None:
@@ -192,8 +193,8 @@ def test_rows_may_come_in_batches(tmp_path: Path) -> None:
     embeddings, features, positions = inputs()
     expected = one(embeddings, features, positions, causal).regress
     batch = [torch.stack([part, part]) for part in (embeddings, features, positions)]
-    said = one(*batch, causal).regress
-    torch.testing.assert_close(said, torch.stack([expected, expected]), atol=1e-5, rtol=1e-5)
+    output = one(*batch, causal).regress
+    torch.testing.assert_close(output, torch.stack([expected, expected]), atol=1e-5, rtol=1e-5)
 
 
 def test_a_draft_config_of_2048_positions_serves_longer_texts(tmp_path: Path) -> None:
@@ -211,8 +212,8 @@ def test_the_first_layer_of_eagle3_reads_its_hidden_states_as_they_are_projected
     """The head's own states go on without `fc`, whose width only the target's features have."""
     one = head(tmp_path, published.eagle3())
     embeddings, features, positions = inputs(3 * published.HIDDEN)
-    said = one(embeddings, one.project(features), positions, causal)
-    ahead = one(embeddings, said.regress, positions, causal)
+    output = one(embeddings, one.project(features), positions, causal)
+    ahead = one(embeddings, output.regress, positions, causal)
     assert ahead.predict.shape == (ROWS, published.HIDDEN)
 
 

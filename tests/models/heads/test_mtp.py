@@ -60,9 +60,9 @@ def test_it_says_what_transformers_layer_says(tmp_path: Path, kind: str) -> None
         input_ids=tokens[:, 1:],
     )[0]  # fmt: skip
     embeddings = target.get_input_embeddings()(tokens[0, 1:])
-    said = head(embeddings, features[0], places, causal)
-    torch.testing.assert_close(said.predict, expected)
-    assert said.regress is said.predict
+    drafted = head(embeddings, features[0], places, causal)
+    torch.testing.assert_close(drafted.predict, expected)
+    assert drafted.regress is drafted.predict
 
 
 @pytest.mark.parametrize("kind", KINDS)

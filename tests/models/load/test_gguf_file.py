@@ -228,7 +228,7 @@ def test_llama_3s_rotary_factors_become_its_scaling(llama: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("changes", "tensors", "said"),
+    ("changes", "tensors", "message"),
     [
         ({"split.count": 2}, {}, "one of 2 parts"),
         ({"llama.rope.scaling.type": "yarn"}, {}, r"rope.scaling.type is yarn"),
@@ -240,9 +240,13 @@ def test_llama_3s_rotary_factors_become_its_scaling(llama: Path, tmp_path: Path)
     ],
 )
 def test_what_would_be_read_wrongly_is_refused(
-    changes: dict[str, Any], tensors: dict[str, np.ndarray], said: str, llama: Path, tmp_path: Path
+    changes: dict[str, Any],
+    tensors: dict[str, np.ndarray],
+    message: str,
+    llama: Path,
+    tmp_path: Path,
 ) -> None:
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         unpacked(rewritten(llama, changes, tensors), tmp_path / "cache")
     assert not [*(tmp_path / "cache").iterdir()]
 

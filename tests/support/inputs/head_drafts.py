@@ -43,8 +43,8 @@ def drafted_behind(
     found, state = [], known[row : row + 1]
     for place in range(row, row + count):
         one = slice(place, place + 1)
-        said = head(embeddings[one], state, places[one], keys)
+        output = head(embeddings[one], state, places[one], keys)
         keys.keep(head, embeddings[one], state, places[one])
-        found.append(said.predict[0])
-        state = said.regress
+        found.append(output.predict[0])
+        state = output.regress
     return torch.stack(found)

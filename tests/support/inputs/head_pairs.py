@@ -91,8 +91,8 @@ class Pair:
             place = len(drafted)
             return head.logits(place, head.drafts(features[-1])[place], self.model.lm_head)
         if isinstance(head, DFlash):
-            said = block_logits(self.model, head, features, [tokens[-1], *drafted])
-            return said[len(drafted)]
+            output = block_logits(self.model, head, features, [tokens[-1], *drafted])
+            return output[len(drafted)]
         if isinstance(head, PEagle):
             return masked_logits(self.model, head, features, tokens[1:], len(drafted))
         return self._feature_logits(head, tokens, drafted, head.project(features))
@@ -104,12 +104,12 @@ class Pair:
             head.embed_tokens if head.config.has_embedding else self.model.base_model.embed_tokens
         )
         behind = tokens[1:]
-        said = head(embed(torch.tensor(behind)), rows, torch.arange(len(rows)), causal)
+        output = head(embed(torch.tensor(behind)), rows, torch.arange(len(rows)), causal)
         for token in drafted:
-            rows = torch.cat([rows, said.regress[-1:]])
+            rows = torch.cat([rows, output.regress[-1:]])
             behind = [*behind, token]
-            said = head(embed(torch.tensor(behind)), rows, torch.arange(len(rows)), causal)
-        predict = said.predict[-1]
+            output = head(embed(torch.tensor(behind)), rows, torch.arange(len(rows)), causal)
+        predict = output.predict[-1]
         if not head.config.draft_vocab_size:
             return self.model.lm_head(predict)
         own = head.lm_head(predict)

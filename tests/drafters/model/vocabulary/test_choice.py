@@ -62,8 +62,8 @@ def test_auto_takes_what_doctor_shows_and_says_why(
         app, ["doctor", "--model", "demo", "--drafter", drafter], env={"COLUMNS": "300"}
     )
     assert shown.exit_code == 0, shown.output
-    for said in (f"{overlap.shared.num_shared} tokens are in both", "auto takes slem"):
-        assert said in shown.output
+    for line in (f"{overlap.shared.num_shared} tokens are in both", "auto takes slem"):
+        assert line in shown.output
 
 
 def test_auto_takes_shared_tokens_where_most_of_a_text_is_made_of_them() -> None:
