@@ -112,10 +112,11 @@ def test_a_setting_counts_where_it_does_in_transformers(kind: str, tmp_path: Pat
 
 # The others are in the long run.
 SHOWN = ("cohere2", "gpt2", "gpt_oss", "granite", "qwen3_moe")
-# Windows and chunks exclude one another in Gemma 4; the self-check refuses the other two with
-# windows, of which their attention is not told.
+# Windows and chunks exclude one another in Gemma 4; MiniCPM 3 computes its scaling; the self-check
+# refuses the other two with windows, of which their attention is not told.
 BARRED = {
     "gemma4_text": "attention_chunk_size",
+    "minicpm3": "logits_scaling",
     "olmoe": "sliding_window",
     "phimoe": "sliding_window",
 }

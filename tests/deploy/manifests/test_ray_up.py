@@ -40,9 +40,12 @@ def cluster_file(hosts: Hosts) -> str:
     config["auth"]["ssh_user"] = "somebody"
     (hosts.laptop / "dist").mkdir()
     (hosts.laptop / "dist" / "draftline-0.1.0-py3-none-any.whl").touch()
-    (hosts.laptop / "deploy").mkdir()
-    for name in ("serve.yaml", "70b.yaml"):
-        shutil.copy(ROOT / "deploy" / name, hosts.laptop / "deploy")
+    for source in config["file_mounts"].values():
+        target = hosts.laptop / source
+        if source.startswith("~") or target.exists():
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if (ROOT / source).is_dir() else shutil.copy)(ROOT / source, target)
     path = hosts.laptop / "local.yaml"
     path.write_text(yaml.safe_dump(config))
     return str(path)

@@ -119,7 +119,7 @@ def test_two_models_in_one_application(checkpoint: Path, other: Path, ray_serve_
             "first": 2.0 * len(PROMPT), "second": 2.0 * len(PROMPT),
         }  # fmt: skip
         # The second time its prefix was there.
-        assert re.search(r'routed_prefix_tokens_total{model_name="first"} 8.0', page)
+        assert re.search(r'routed_prefix_tokens_total{.*model_name="first"} 8.0', page)
         scaled_by_its_own_load(client, expected["second"])
 
 

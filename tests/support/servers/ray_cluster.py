@@ -65,6 +65,8 @@ def ray_nodes(addresses: Sequence[str], num_cpus: float = 1) -> Iterator[RayNode
     """A Ray cluster of a head, which this process uses, and nodes with these addresses; each node
     has so many logical CPUs."""
     with _tests_in_path():
+        # An engine on Ray that some test made leaves the Ray that it started.
+        ray.shutdown()
         nodes = RayNodes(addresses, num_cpus)
         try:
             ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
