@@ -176,8 +176,8 @@ def test_layers_and_drafts_of_a_p_eagle_drafter(
     assert isinstance(config, PEagleConfig)
     assert (config.feature_layers, config.draft_vocab_size) == ((-1, 0), 20)
     assert (config.num_layers, config.draft_length, config.has_embedding) == (1, 3, True)
-    distilled = {token for text in read_texts(texts) for token in text.tokens}
-    assert config.mask_token not in distilled
+    used = {token for text in read_texts(texts) for token in text.tokens}
+    assert config.mask_token not in used
     record = json.loads((output / "training.json").read_text())
     assert len(record["acceptance_by_depth"]) == 3
     assert record["plan"]["masks"]["keep_rate"] == 1
