@@ -375,7 +375,7 @@ class ChatFormat:
         return self._choice(index, piece, "message", message, calls=bool(answer.calls))
 
     def _choice(self, index: int, piece: Piece, name: str, value: Fields, *, calls: bool) -> Fields:
-        """A choice that says something, under this name."""
+        """A choice whose `message` or `delta`, by `name`, is `value`."""
         logprobs = None
         if piece.log_probs is not None:
             tokens = [token for token in piece.log_probs if token is not None]

@@ -273,7 +273,7 @@ class MessagesRequest(ChatForm):
         """The chat; an assistant's last message is continued."""
         first = self.system if isinstance(self.system, str) else joined(self.system or ())
         messages = [{"role": "system", "content": first}] if first else []
-        messages += [own for message in self.messages for own in message.for_chat()]
+        messages += [chat for message in self.messages for chat in message.for_chat()]
         last = messages[-1]
         fields: dict[str, Any] = {
             "messages": messages,

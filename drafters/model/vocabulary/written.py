@@ -265,7 +265,7 @@ class WrittenVocabulary:
         return token
 
     def distribution(self, request: DraftRequest) -> TextDistribution:
-        """The request's temperature and filters; what it sets by token is the target's tokens."""
+        """The request's temperature and filters, without biases: they name the target's ids."""
         given = request.logits_params
         filters = replace(
             UNSHAPED,
